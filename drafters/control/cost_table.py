@@ -41,12 +41,11 @@ class MeasuredCost:
 class CostTable:
     """The seconds of a steady step by batch and K.
 
-    A step takes exp(log_seconds + pace) seconds.
-    Each batch and K that ran has a cost, of which every step
-    corrects a part. Its variance falls with every step and grows with time. The pace is what all K
-    have in common just now: a hot device, a busy neighbour. Steps of one K tell it for all.
-    Batches and K between measured ones are interpolated; a K beyond all of them is estimated in the
-    proportion of `Tuning.guessed_terms`. Costs never fall with K: isotonic regression.
+    A step takes exp(log_seconds + pace) seconds. Each batch and K that ran has a cost, of which
+    every step corrects a part. Its variance falls with every step and grows with time. The pace is
+    what all K have in common just now: a hot device, a busy neighbour. Steps of one K tell it for
+    all. Batches and K between measured ones are interpolated; a K beyond all of them is estimated
+    in the proportion of `Tuning.guessed_terms`. Costs never fall with K: isotonic regression.
     """
 
     def __init__(self, ks: Sequence[int], tuning: Tuning) -> None:

@@ -95,7 +95,8 @@ class _WaitLog:
 
     def __init__(self, steady: Callable[[], float] = time.monotonic) -> None:
         self._steady = steady
-        self._kind = self._reason = ""
+        self._kind = ""
+        self._reason = ""
         self._said_at = -math.inf
 
     def say(self, kind: str, reason: str) -> None:

@@ -4,9 +4,8 @@ Both heads draft behind answers that were held back. What counts is how many ste
 take: the ratio of the numbers of steps is that of the acceptance lengths. Its interval is made by
 resampling prompts, each with the steps of its answers under both heads: answers to one prompt are
 much alike, and six of them do not tell what six prompts would; so are the turns of a conversation,
-which count as one prompt. On the texts of the mix the
-candidate is compared with the first head too: what each generation forgets a little of is much
-after ten.
+which count as one prompt. On the texts of the mix the candidate is compared with the first head
+too: what each generation forgets a little of is much after ten.
 """
 
 from __future__ import annotations

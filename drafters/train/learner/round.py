@@ -41,8 +41,8 @@ from drafters.train.learner.proof import CandidateReplay, Judged, replay
 from drafters.train.learner.round_folder import SAVED, UNFINISHED, RoundFolder
 from drafters.train.learner.sequences import (
     HELD_BACK,
+    HELD_BACK_OF_TENANT,
     JUDGED_TOKENS,
-    LEAST_OF_TENANT,
     choose,
     is_held_back,
 )
@@ -138,7 +138,7 @@ class Round:
         )
         budget = _PROMPT_TOKENS * args.answer_tokens
         chosen = within_prompt_tokens(choice.trained, budget)
-        judged = within_prompt_tokens(choice.held_back, budget // HELD_BACK, LEAST_OF_TENANT + 2)
+        judged = within_prompt_tokens(choice.held_back, budget // HELD_BACK, HELD_BACK_OF_TENANT)
         sequences = chosen + judged
         beyond = len(choice.trained) + len(choice.held_back) - len(sequences)
         until = max(choice.until, target_since)  # what another target wrote is not new any more

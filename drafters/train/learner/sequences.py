@@ -35,7 +35,7 @@ _TURNS = 1.5
 _JUDGED_OF_CONVERSATION = 4
 # Answers that are held back, where there are as many: of all tenants together, and of each. A few
 # more than a verdict needs, because the target may find some of them improbable.
-_HELD_BACK_IN_ALL, _HELD_BACK_OF_TENANT = 32, LEAST_OF_TENANT + 2
+_HELD_BACK_IN_ALL, HELD_BACK_OF_TENANT = 32, LEAST_OF_TENANT + 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +259,7 @@ def _newest(
 
 def _least(tenants: int) -> int:
     """How many answers are held back of each of so many tenants, if it has them."""
-    return max(_HELD_BACK_IN_ALL // tenants, _HELD_BACK_OF_TENANT)
+    return max(_HELD_BACK_IN_ALL // tenants, HELD_BACK_OF_TENANT)
 
 
 def unusable(sequence: Captured, vocabulary: float, max_length: int) -> str | None:

@@ -95,16 +95,16 @@ FAULTS = {
     "drafters/control/predictions.py": Faults(
         "control/test_predictions control/test_package",
         [
-            ("prompt_share * self._read_costs.drafter_seconds_per_prompt_token", "0.0"),
+            ("prompt_share * self._read_costs.measured_drafter_seconds_per_token", "0.0"),
             ("costs[self.captured_k(load.cost_k(k))]", "costs[k]"),
             ("read_s = target_s + drafter_s if k else target_s", "read_s = target_s"),
-            ("drafter_s = self._read_costs.drafter_seconds_per_prompt_token", "drafter_s = 0.02"),
+            ("drafter_s = self._read_costs.measured_drafter_seconds_per_token", "drafter_s = 0.02"),
         ],
     ),
     "drafters/control/probes.py": Faults(
         "control/test_probes control/test_probe_loss",
         [
-            ("by_k[k].seconds / by_k[k].optimism", "by_k[k].seconds"),
+            ("by_k[k].seconds / by_k[k].times_as_good", "by_k[k].seconds"),
             ("if not drafter_may_draft:", "if False:"),
             ("lost + catch_up_s", "lost + 0.0"),
         ],

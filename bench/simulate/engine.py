@@ -106,7 +106,6 @@ class SimulatedEngine:
         decoding = [request for request in self._running if request.prompt == 0]
         load = Load(
             requests=len(decoding),
-            waiting=len(self._waiting),
             prefill_tokens=prompts,
             context_tokens=sum(request.context for request in decoding),
             draft_tokens=sum(request.drafted for request in decoding),

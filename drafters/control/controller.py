@@ -110,19 +110,20 @@ class Controller:
             self._predictor, self.costs, self._read_costs, self._traffic, self._planner
         )
         self._totals = Totals(self.k_max, self._drafter)
-        self._reset_choice()
+        self._apply_objective()
 
     def set_objective(self, objective: Objective) -> None:
         """Change the objective; raises ObjectiveError where the engine does not allow it."""
         objective.validated_for(self.k_max, self.sources)
         drafted = self._uses(self._drafter) and self.k_limit > 0
         self._objective = objective
-        self._reset_choice()
+        self._apply_objective()
         # Whoever turns drafts on is not made to wait until they have paid for themselves.
         self._leaving_zero.is_free = self._uses(self._drafter) and not drafted
 
-    def _reset_choice(self) -> None:
-        """Forget the choice that is under way."""
+    def _apply_objective(self) -> None:
+        """Put a fixed K in force, let the sources of the objective draft, and forget the choice
+        that is under way."""
         if not self._objective.adapts:
             self._k = self.k_limit
         if not self._uses(self._drafter):
@@ -195,10 +196,10 @@ class Controller:
     def _decide(self, load: Load) -> None:
         """Put the best K in force, and begin a probe if new predictions ask for one."""
         if self._predictions is not None and not self._are_stale(self._predictions, load):
-            self._switch(self._predictions)
+            self._switch_if_better(self._predictions)
             return
         self._predictions = self._predict(load)
-        self._switch(self._predictions)
+        self._switch_if_better(self._predictions)
         if self._probe is None:
             self._begin_probe(self._predictions)
 
@@ -218,7 +219,7 @@ class Controller:
             or self._steps - predictions.step >= self._prediction_steps()
         )
 
-    def _switch(self, predictions: Predictions) -> None:
+    def _switch_if_better(self, predictions: Predictions) -> None:
         """Put the best K in force if its value is higher by the hysteresis. K = 0 is left only once
         that pays."""
         best = predictions.best if self._uses(self._drafter) else predictions.by_k[0]
@@ -365,8 +366,6 @@ class Controller:
             "k_max": self.k_max,
             "tpot_s": self._objective.tpot_s,
             "batch": self._load.requests,  # that K was chosen for, and the costs are of
-            "requests": self._load.requests,
-            "waiting": self._load.waiting,
             "waits_for_catch_up": self._leaving_zero.forgone_seconds > 0.0,
             "switches": self._switches,
             "available_sources": list(self.sources),

@@ -87,7 +87,7 @@ class StepLearner:
             return step.seconds
         if not step.k:
             return 0.0
-        return self._read_costs.drafter_seconds_per_prompt_token * step.load.prefill_tokens
+        return self._read_costs.measured_drafter_seconds_per_token * step.load.prefill_tokens
 
     def plain_seconds(self, step: Step) -> float:
         """Seconds that the step's tokens would have taken at K = 0, its prompts read as well."""

@@ -14,7 +14,6 @@ class Load(NamedTuple):
     """What the scheduler knows when it has put a step together."""
 
     requests: int  # requests whose prompt ends in this step or before: each makes a token or more
-    waiting: int = 0  # requests in the queue
     prefill_tokens: int = 0  # prompt tokens read in this step
     context_tokens: int = 0  # tokens in the KV cache that the step attends to, over all requests
     # Draft tokens that the step before made, of all requests: verified here, or cut by a grammar.

@@ -27,7 +27,7 @@ class KPrediction:
     goodput: float  # tokens per second, with the drafter's reading of prompts
     value: float  # what to maximise: goodput, or 1 / TPOT (`Objective.values`)
     optimistic_value: float  # `value` with all uncertainty in favour of the K
-    optimism: float  # how many times as good as predicted the K may be: 1 or more
+    times_as_good: float  # how many times as good as predicted the K may be: 1 or more
 
     @property
     def steady_tokens_per_second(self) -> float:
@@ -94,10 +94,10 @@ class Predictor:
             goodput.append(tokens_by_k[k] / (cost.seconds + reading))
         tpots = self._tpots(load, seconds, tokens)
         values = objective.values(goodput, tpots)
-        optimism = self._optimism(load, seconds, variances, tokens)
+        times_as_good = self._times_as_good(load, seconds, variances, tokens)
         optimistic = objective.values(
-            [rate * times for rate, times in zip(goodput, optimism, strict=True)],
-            [tpot / times for tpot, times in zip(tpots, optimism, strict=True)],
+            [rate * times for rate, times in zip(goodput, times_as_good, strict=True)],
+            [tpot / times for tpot, times in zip(tpots, times_as_good, strict=True)],
         )
         by_k = {
             k: KPrediction(
@@ -108,7 +108,7 @@ class Predictor:
                 goodput=goodput[i],
                 value=values[i],
                 optimistic_value=optimistic[i],
-                optimism=optimism[i],
+                times_as_good=times_as_good[i],
             )
             for i, k in enumerate(self._ks)
         }
@@ -122,7 +122,7 @@ class Predictor:
         """
         prompt_tokens = self._traffic.prompt_tokens
         target_s = self._read_costs.target.seconds
-        drafter_s = self._read_costs.drafter_seconds_per_prompt_token
+        drafter_s = self._read_costs.measured_drafter_seconds_per_token
         tpots = []
         for i, k in enumerate(self._ks):
             read_s = target_s + drafter_s if k else target_s
@@ -134,25 +134,25 @@ class Predictor:
         if not self._traffic.output_tokens:
             return 0.0
         prompt_share = self._traffic.prompt_tokens / self._traffic.output_tokens
-        return prompt_share * self._read_costs.drafter_seconds_per_prompt_token
+        return prompt_share * self._read_costs.measured_drafter_seconds_per_token
 
-    def _optimism(
+    def _times_as_good(
         self, load: Load, seconds: Sequence[float], variances: Sequence[float],
         tokens: Sequence[float],
     ) -> list[float]:  # fmt: skip
         """How many times as good each of the K may be, [ks]: costs and acceptance better by
-        `optimism` deviations each.
+        `Tuning.optimism` deviations each.
 
         A step may be as cheap as its variance allows, but no cheaper than with fewer draft tokens.
         The tokens of a request's step are about geometrically distributed.
         """
-        optimism = self._tuning.optimism
+        deviations = self._tuning.optimism
         trials = self._acceptance.trials[0] if self._acceptance.trials else 1.0
         least_seconds = 0.0
         times_as_good = []
         for i in range(len(self._ks)):
-            cheap = math.exp(-optimism * math.sqrt(variances[i])) * seconds[i]
+            cheap = math.exp(-deviations * math.sqrt(variances[i])) * seconds[i]
             least_seconds = max(least_seconds, cheap)
             deviation = math.sqrt((1.0 - load.requests / tokens[i]) / trials)
-            times_as_good.append(seconds[i] / least_seconds * math.exp(optimism * deviation))
+            times_as_good.append(seconds[i] / least_seconds * math.exp(deviations * deviation))
         return times_as_good

@@ -47,9 +47,12 @@ def k_to_probe(
     would make it: the speed-up is measured against it. Otherwise the K with the highest
     optimistic value, if that is above the value of the K in force. `step_noise` is the variance of
     a step around its cost (`CostTable.noise`), `drafter_may_draft` whether the source whose K is
-    chosen may draft, `others_may_draft` whether another one may.
+    chosen may draft, `others_may_draft` whether another one may. Where no request may have a draft,
+    all K are alike and there is nothing to probe.
     """
     by_k, load = predictions.by_k, predictions.load
+    if not load.requests_drafted_at(0):
+        return None
     probed_variance = step_noise / tuning.probe_steps
     if (k_in_force or others_may_draft) and by_k[0].variance > probed_variance:
         return 0
@@ -74,7 +77,7 @@ def probe_seconds(predictions: Predictions, k: int) -> float:
     together: an estimate that is too bad must not forbid the probe that would correct it.
     """
     by_k = predictions.by_k
-    return max(by_k[k].seconds / by_k[k].optimism, by_k[0].seconds)
+    return max(by_k[k].seconds / by_k[k].times_as_good, by_k[0].seconds)
 
 
 def steps_of_probe(predictions: Predictions, k: int, tuning: Tuning) -> float:

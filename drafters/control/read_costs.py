@@ -39,24 +39,25 @@ class ReadCosts:
 
     @property
     def drafter_seconds_per_token(self) -> float:
-        """Seconds for the drafter to read a token: at most the target's, whose estimate is always
-        fresh. Whichever is unknown is taken to be like the other."""
+        """Seconds for the drafter to read a token: its own or the target's, whichever is smaller,
+        as the target's estimate is always fresh. Until the drafter's is measured it is guessed to
+        be the target's, and until the target's is, the drafter's."""
         target, drafter = self.target.seconds, self.drafter.seconds
         if not target or not drafter:
             return target or drafter
         return min(target, drafter)
 
     @property
-    def drafter_seconds_per_prompt_token(self) -> float:
-        """Seconds for the drafter to read a token of a prompt, at most the target's; 0 until that
-        has been measured, so that a guess rules out no K."""
+    def measured_drafter_seconds_per_token(self) -> float:
+        """`drafter_seconds_per_token`, but 0 until the drafter's reading has been measured: a guess
+        must not rule out any K."""
         return self.drafter_seconds_per_token if self.drafter.seconds else 0.0
 
     def prompt_seconds(self, load: Load, drafting: bool) -> float:
         """Seconds of a step in which the target, and a drafter that runs, read its prompts."""
         per_token = self.target.seconds
         if drafting:
-            per_token += self.drafter_seconds_per_prompt_token
+            per_token += self.measured_drafter_seconds_per_token
         return load.prefill_tokens * per_token
 
     def variance_beside(self, reading_s: float, rest_s: float) -> float:

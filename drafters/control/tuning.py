@@ -28,7 +28,9 @@ class Tuning:
     # Acceptance.
     acceptance_memory: float = 1000.0  # first draft tokens remembered: a standard error of 1.5%
     prior_acceptance: float = 0.7  # of a first draft token before any: between published heads
-    prior_trials: float = 16.0  # how many trials a prior weighs
+    # Trials that a prior weighs: that of the first position, and at each later one the rate of the
+    # position before it.
+    prior_trials: float = 16.0
     # What the rates of a head weigh after a swap, in first draft tokens: under a second of service.
     swapped_trials: float = 64.0
 
@@ -52,8 +54,8 @@ class Tuning:
     noise_memory_steps: int = 16  # steps in the average of the variance around the cost
     outlier_deviations: float = 3.0  # a step further from its cost counts as this far
     cost_noise: float = 5e-4  # variance that a cost gains in each second without a measurement
-    # Variance of a cost that service has not measured: beside a busy process, steps of the
-    # calibration took up to 3.5 times as long, which is within two and a half deviations.
+    # Variance of a cost before service measures it, and the most that it can have. Beside a busy
+    # process, steps of the calibration took up to 3.5 times as long: two and a half deviations.
     unmeasured_variance: float = 0.25
     octave_variance: float = 0.25  # variance added at twice or half the batch that was measured
     settling_s: float = 0.1  # so long after drafts plain steps are slow; measured: 22 switches
@@ -72,7 +74,9 @@ class Tuning:
     unsettled_prediction_steps: int = 2  # the same while the batch or its K is new
 
     # Probes: trials of another K.
-    optimism: float = 2.0  # standard deviations by which a K may be better than it looks
+    # A K is tried if it may be better than the one in force: if its cost and its acceptance were
+    # each so many standard deviations better than they are estimated to be.
+    optimism: float = 2.0
     probe_steps: int = 2  # steady steps of a probe: noise of 7%, below what K differ by
     probe_share: float = 0.006  # share of the tokens that probes may lose; all control may cost 1%
     allowance_s: float = 60.0  # seconds for which unused allowance lasts: not spent on a burst

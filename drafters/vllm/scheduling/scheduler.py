@@ -156,9 +156,9 @@ class DraftingScheduler(Scheduler):
                 del by_request[name]
         if self._forced is not None:
             self._forced.forget_ended(self.requests)
-        waiting, k_max = self.get_request_counts()[1], self.k_max
+        k_max = self.k_max
         cut = self.recorder.cut_from(scheduled)
-        load = load_of(scheduled, self.requests, waiting, self._limits, k_max, cut, self._pads)
+        load = load_of(scheduled, self.requests, self._limits, k_max, cut, self._pads)
         self._load, k = load, self.k_policy.choose(load)
         if self._pads and load.requests_by_draft_limit:  # no request may have more than `most`
             most = sum(map(bool, load.requests_by_draft_limit))
@@ -329,7 +329,7 @@ class DraftingScheduler(Scheduler):
             policy.head_changed()
         elif command != "state":
             raise ValueError(f"unknown command {command!r}")
-        running, waiting = self.get_request_counts()  # now: the policy knows those of its last step
+        running, waiting = self.get_request_counts()
         return {**policy.snapshot(), "requests": running, "waiting": waiting}
 
 

@@ -210,7 +210,7 @@ def _with_seconds(ended: _Ended, target: float, draft: float, extra: float = 0.0
 
 
 def load_of(
-    scheduled: Any, requests: Mapping[str, Any], waiting: int, limits: Mapping[str, int],
+    scheduled: Any, requests: Mapping[str, Any], limits: Mapping[str, int],
     k_max: int, cut: int = 0, padded: bool = False,
 ) -> Load:  # fmt: skip
     """The Load of a SchedulerOutput, before vLLM counts its tokens as computed. `limits` has the
@@ -230,7 +230,6 @@ def load_of(
         by_limit = count_draft_limits([limits.get(name, k_max) for name in decoding], k_max)
     return Load(
         requests=len(decoding),
-        waiting=waiting,
         prefill_tokens=scheduled.total_num_scheduled_tokens - drafts - len(decoding),
         context_tokens=context,
         draft_tokens=drafts + cut,

@@ -53,11 +53,6 @@ class LookupDrafter:
         self._requests: dict[str, _Request] = {}
         self.matches: tuple[Match, ...] = ()  # that the tokens of the last step settled
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all indexes."""
-        return sum(kept.lookup.nbytes for kept in self._requests.values() if kept.lookup)
-
     def sync_requests(self, scheduled: Any) -> None:
         """Forget the requests that a SchedulerOutput says have ended or are preempted."""
         for name in (*scheduled.finished_req_ids, *(scheduled.preempted_req_ids or ())):

@@ -160,7 +160,7 @@ def test_another_k_must_promise_more_than_the_hysteresis(gain: float) -> None:
     for k, prediction in predictions.by_k.items():
         better = gain * policy._tuning.hysteresis if k == other else 0.0
         predictions.by_k[k] = replace(prediction, value=1.0 + better)
-    policy._switch(predictions)
+    policy._switch_if_better(predictions)
     assert policy._k == (other if gain > 1.0 else before)
 
 
@@ -525,7 +525,7 @@ def test_the_snapshot_is_plain_json_at_any_time() -> None:
         json.dumps(policy.snapshot(), allow_nan=False)
         engine(policy, [(math.inf, 3)], output=50).run(steps=200)
         state = json.loads(json.dumps(policy.snapshot(), allow_nan=False))
-        assert state["requests"] == 3 and len(state["acceptance"]) == K_MAX
+        assert state["batch"] == 3 and len(state["acceptance"]) == K_MAX
         assert [row["position"] for row in state["acceptance"]] == list(range(1, K_MAX + 1))
         assert [row["k"] for row in state["costs"]] == list(range(K_MAX + 1))
         assert k_reason(state)

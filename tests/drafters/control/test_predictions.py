@@ -62,7 +62,7 @@ def test_all_prices_of_the_drafters_reading_are_one() -> None:
     assert costs.prompt_seconds(load, drafting=True) == pytest.approx(0.020)
     costs.drafter.observe(100, 2.0)
     assert costs.prompt_seconds(load, drafting=True) == pytest.approx(0.040)
-    assert costs.drafter_seconds_per_prompt_token == pytest.approx(200e-6)
+    assert costs.measured_drafter_seconds_per_token == pytest.approx(200e-6)
 
 
 def test_the_time_per_token_has_the_drafters_reading_too() -> None:

@@ -56,8 +56,8 @@ def test_what_a_probe_takes_is_the_same_for_every_objective() -> None:
 def test_a_probe_takes_at_least_as_long_as_a_plain_step() -> None:
     """And no longer than is certain: the cost of drafts is known from the calibration alone."""
     dear, cheap = predicted().by_k, predicted(drafts_s=0.012)
-    assert dear[3].optimism > 2.7
-    assert probe_seconds(predicted(), 3) == pytest.approx(dear[3].seconds / dear[3].optimism)
+    assert dear[3].times_as_good > 2.7
+    assert probe_seconds(predicted(), 3) == pytest.approx(dear[3].seconds / dear[3].times_as_good)
     assert probe_seconds(cheap, 3) == cheap.by_k[0].seconds
     assert probe_seconds(cheap, 0) == cheap.by_k[0].seconds
 
@@ -72,7 +72,8 @@ def test_plain_steps_come_first_while_their_cost_is_uncertain() -> None:
 
 
 def test_only_a_k_that_may_be_better_is_probed() -> None:
-    """With its drafter switched off none is, and none that limits make equal to the present one."""
+    """With its drafter switched off none is, and none that limits make equal to the present one:
+    nor K = 0 where no request may have a draft, as its steps run anyway and would never end it."""
     predictions = predicted(drafts_s=0.012, plain_steps=50)
     assert probed(predictions, 0) == 3
     assert probed(predictions, 0, drafter=False) is None
@@ -80,6 +81,8 @@ def test_only_a_k_that_may_be_better_is_probed() -> None:
     assert probed(hopeless, 0) is None
     limited = Load(REQUESTS, requests_by_draft_limit=(0,) * K_MAX)
     assert probed(Predictions(limited, 0, predictions.by_k), 0) is None
+    uncertain = Predictions(limited, 0, predicted().by_k)
+    assert probed(uncertain, 3) is None and probed(uncertain, 0, others=True) is None
 
 
 def test_a_probe_waits_until_its_steps_are_steady() -> None:

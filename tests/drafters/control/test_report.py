@@ -47,7 +47,7 @@ def test_costs_are_by_k() -> None:
     predictions = [
         KPrediction(
             k, seconds=0.01 * (k + 1), variance=0.1, tokens=1.0 + k, goodput=50.0, value=7.0,
-            optimistic_value=9.0, optimism=1.3,
+            optimistic_value=9.0, times_as_good=1.3,
         )
         for k in (0, 3)
     ]  # fmt: skip

@@ -60,7 +60,7 @@ class Simulation:
         context = self.context * count
         for _ in range(steps):
             drafts = sum(drafted for _, drafted in pending)
-            k = self.controller.choose(Load(count, 0, 0, context, drafts))
+            k = self.controller.choose(Load(count, context_tokens=context, draft_tokens=drafts))
             plan = self.controller.plan()
             counts = {source: ([0] * 11, [0] * 11) for source in (HEAD, LOOKUP)}
             matches, made, fresh = [], 0, []
@@ -110,7 +110,8 @@ class Simulation:
             )
             self.controller.observe(
                 Step(
-                    Load(count, 0, 0, context, drafts), k if ran else 0, seconds, made,
+                    Load(count, context_tokens=context, draft_tokens=drafts),
+                    k if ran else 0, seconds, made,
                     head[0][:K_MAX], head[1][:K_MAX], draft_seconds=draft_s,
                     others=(SourceCounts(LOOKUP, *lookup),) if sum(lookup[0]) else (),
                     looked_up=sum(map(bool, choice.lookups)), matches=tuple(matches),

@@ -91,14 +91,14 @@ def test_a_load_counts_prompts_and_limits_of_those_that_make_tokens() -> None:
         scheduled_spec_decode_tokens={"decodes": [7, 7]},
         total_num_scheduled_tokens=16,
     )
-    load = load_of(step, requests, 4, {"ends": 1, "reads": 0}, 3)
+    load = load_of(step, requests, {"ends": 1, "reads": 0}, 3)
     assert load == Load(
-        requests=2, waiting=4, prefill_tokens=12, context_tokens=30, draft_tokens=2,
+        requests=2, prefill_tokens=12, context_tokens=30, draft_tokens=2,
         requests_by_draft_limit=(2, 1, 1),
     )  # fmt: skip
-    assert load_of(step, requests, 0, {"reads": 0}, 3).requests_by_draft_limit == ()
+    assert load_of(step, requests, {"reads": 0}, 3).requests_by_draft_limit == ()
     assert [load.cost_k(k) for k in range(4)] == [0, 1, 2, 2]
-    padded = load_of(step, requests, 4, {"ends": 1, "reads": 0}, 3, padded=True)
+    padded = load_of(step, requests, {"ends": 1, "reads": 0}, 3, padded=True)
     assert padded == load._replace(padded=True)
     assert [padded.cost_k(k) for k in range(4)] == [0, 1, 2, 3]
 

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import mean, stdev
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from bench.simulate.compare import (
@@ -27,6 +27,8 @@ from bench.simulate.compare import (
 from bench.simulate.engine import SimulatedEngine
 from bench.simulate.fit import FITTED_WORKLOAD, Place
 from bench.simulate.hardware import Hardware
+from bench.simulate.shared_machine import SLOW_AFTER_DRAFTS, SharedPace
+from bench.simulate.traces import Trace
 from drafters.control import cost_table
 from drafters.control.controller import Controller
 from drafters.control.tuning import Tuning
@@ -107,7 +109,11 @@ class MechanismWorth:
     steady_interval: float  # half of the 95% interval
     moving: float
     moving_interval: float
-    gauge_error: float  # without it, the mean over the steady loads
+    shared: float  # steady and moving loads on a machine that others use too
+    shared_interval: float
+    # How far the gauge is off without it, the mean over the steady loads.
+    gauge_error: float
+    shared_gauge_error: float
 
 
 def ablation(
@@ -115,29 +121,47 @@ def ablation(
 ) -> Iterator[MechanismWorth]:
     """Yield all mechanisms together, then without each of them. `places` are the steady loads, each
     of so many `steps`; the hardware of the last one is used under the moving loads."""
-    base_steady, base_moving = _runs(ALL, places, seeds, steps)
+    base = _runs(ALL, places, seeds, steps)
     for mechanism in (ALL, *MECHANISMS):
-        steady, moving = base_steady, base_moving
-        if mechanism is not ALL:
-            steady, moving = _runs(mechanism, places, seeds, steps)
-        errors = [run.gauge_error for run in steady if run.gauge_error is not None]
+        runs = base if mechanism is ALL else _runs(mechanism, places, seeds, steps)
         yield MechanismWorth(
             mechanism.name,
-            *_ratio(steady, base_steady),
-            *_ratio(moving, base_moving),
-            mean(errors),
+            *_ratio(runs.steady, base.steady),
+            *_ratio(runs.moving, base.moving),
+            *_ratio(runs.shared, base.shared),
+            _gauge_error(runs.steady),
+            _gauge_error(runs.shared),
         )
+
+
+def _gauge_error(runs: Sequence[AblationRun]) -> float:
+    """The mean over the steady loads among the runs."""
+    return mean(run.gauge_error for run in runs if run.gauge_error is not None)
+
+
+class AblationRuns(NamedTuple):
+    """The runs of one controller, by kind of load."""
+
+    steady: list[AblationRun]
+    moving: list[AblationRun]
+    shared: list[AblationRun]
 
 
 def _runs(
     mechanism: Mechanism, places: Sequence[Place], seeds: Sequence[int], steps: int
-) -> tuple[list[AblationRun], list[AblationRun]]:
+) -> AblationRuns:
     # In an open loop the tokens per second are the clients', whatever the controller does.
     closed = [make for make, is_open in traces().values() if not is_open]
+    steady, moving = partial(_steady, mechanism), partial(_moving, mechanism, places[-1])
     with mechanism.off():
-        steady = [_steady(mechanism, place, seed, steps) for place in places for seed in seeds]
-        moving = [_moving(mechanism, places[-1], make, seed) for make in closed for seed in seeds]
-    return steady, moving
+        return AblationRuns(
+            [steady(place, seed, steps) for place in places for seed in seeds],
+            [moving(make, seed) for make in closed for seed in seeds],
+            [
+                *(steady(place, seed, steps, shared=True) for place in places for seed in seeds),
+                *(moving(make, seed, shared=True) for make in closed for seed in seeds),
+            ],
+        )
 
 
 def _controller(mechanism: Mechanism, place: Place, rng: random.Random) -> Controller:
@@ -145,13 +169,25 @@ def _controller(mechanism: Mechanism, place: Place, rng: random.Random) -> Contr
     return adaptive(place.hardware, place.k_max, MAX_REQUESTS, rng, make)
 
 
-def _steady(mechanism: Mechanism, place: Place, seed: int, steps: int) -> AblationRun:
+def _engine(
+    place: Place, policy: Controller, trace: Trace, rng: random.Random, seed: int, shared: bool
+) -> SimulatedEngine:
+    """An engine of two processes on a machine of its own, or of one on a shared machine: the
+    default on a CPU."""
+    if not shared:
+        return SimulatedEngine(place.hardware, policy, trace, rng, noise=NOISE, asynchronous=True)
+    return SimulatedEngine(
+        place.hardware, policy, trace, rng, noise=NOISE, together=True,
+        pace=SharedPace(seed), slow_after_drafts=SLOW_AFTER_DRAFTS,
+    )  # fmt: skip
+
+
+def _steady(
+    mechanism: Mechanism, place: Place, seed: int, steps: int, shared: bool = False
+) -> AblationRun:
     rng = random.Random(seed)
     policy = _controller(mechanism, place, rng)
-    engine = SimulatedEngine(
-        place.hardware, policy, endless(place), rng, noise=NOISE, asynchronous=True
-    )
-    totals = engine.run(steps)
+    totals = _engine(place, policy, endless(place), rng, seed, shared).run(steps)
     sums = policy.snapshot()["totals"]
     gauge = sums["plain_seconds"] / sums["decode_seconds"]
     rate = totals.expected_tokens / totals.expected_s
@@ -159,13 +195,15 @@ def _steady(mechanism: Mechanism, place: Place, seed: int, steps: int) -> Ablati
     return AblationRun(rate, abs(math.log(gauge / truth)))
 
 
-def _moving(mechanism: Mechanism, place: Place, make: MakeTrace, seed: int) -> AblationRun:
+def _moving(
+    mechanism: Mechanism, place: Place, make: MakeTrace, seed: int, shared: bool = False
+) -> AblationRun:
     rng, arrivals = random.Random(seed), random.Random(f"{seed} arrivals")
     policy = _controller(mechanism, place, rng)
     trace = make(of_random_lengths(place.survival, seed), arrivals)
-    engine = SimulatedEngine(place.hardware, policy, trace, rng, noise=NOISE, asynchronous=True)
-    totals = engine.run()
-    return AblationRun(totals.tokens / totals.elapsed_s, None)
+    totals = _engine(place, policy, trace, rng, seed, shared).run()
+    # Without noise and pace: the trace is over when its tokens are made, whatever the pace is then.
+    return AblationRun(totals.expected_tokens / totals.expected_s, None)
 
 
 def _ratio(runs: Sequence[AblationRun], base: Sequence[AblationRun]) -> tuple[float, float]:

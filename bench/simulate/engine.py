@@ -6,7 +6,7 @@ import math
 import random
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from bench.simulate.hardware import Hardware
@@ -53,7 +53,9 @@ class SimulatedEngine:
     """Runs a trace under a policy.
 
     With `asynchronous`, a step is observed one step late, as in vLLM. With `together`, steps are
-    observed `max_unobserved_steps` at a time, as with one process on a CPU.
+    observed `max_unobserved_steps` at a time, as with one process on a CPU. `pace` is how many
+    times as long as on a quiet machine a step takes that begins at some second. The nth plain step
+    after drafts takes 1 + `slow_after_drafts` / n times as long as later ones.
     """
 
     def __init__(
@@ -68,10 +70,14 @@ class SimulatedEngine:
         pauses: float = PAUSES,
         asynchronous: bool = False,
         together: bool = False,
+        pace: Callable[[float], float] = lambda second: 1.0,
+        slow_after_drafts: float = 0.0,
     ) -> None:
         self.hardware, self.policy, self.trace, self._rng = hardware, policy, trace, rng
         self._max_requests, self._noise, self._pauses = max_requests, noise, pauses
         self._lag, self._together = int(asynchronous), together
+        self._pace, self._slow_after_drafts = pace, slow_after_drafts
+        self._plain_steps = 0  # since a step made or verified drafts
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
         self._unobserved: deque[Step] = deque()
@@ -128,7 +134,11 @@ class SimulatedEngine:
         verified = load.requests + load.draft_tokens + prompts
         drafting = hardware.draft(load.draft_tokens_at(1), k, unseen)
         exact = drafting + hardware.target(load.requests, verified, load.context_tokens)
-        seconds = exact * math.exp(self._rng.gauss(0.0, self._noise))
+        self._plain_steps = 0 if k or load.draft_tokens else self._plain_steps + 1
+        if self._plain_steps:
+            exact *= 1.0 + self._slow_after_drafts / self._plain_steps
+        seconds = exact * self._pace(self.totals.elapsed_s)
+        seconds *= math.exp(self._rng.gauss(0.0, self._noise))
         if self._rng.random() < self._pauses:
             seconds *= PAUSE
         totals = self.totals

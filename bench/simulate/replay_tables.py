@@ -111,16 +111,21 @@ def _report(
 
 
 def _worths(worths: Iterable[MechanismWorth]) -> str:
-    rows = [["switched off", "steady loads", "moving loads", "error of the gauge"]]
+    rows = [["switched off", "steady loads", "moving loads", "shared machine", "gauge, shared"]]
     for worth in worths:
         ratios = [
             f"{ratio:.3f} ± {half:.3f}"
             for ratio, half in (
                 (worth.steady, worth.steady_interval), (worth.moving, worth.moving_interval),
+                (worth.shared, worth.shared_interval),
             )
         ]  # fmt: skip
-        rows.append([worth.name, *ratios, f"{100 * worth.gauge_error:.1f}%"])
-    note = "Tokens/s without it over tokens/s with all; ± half of the 95% interval."
+        errors = f"{100 * worth.gauge_error:.1f}%, {100 * worth.shared_gauge_error:.1f}%"
+        rows.append([worth.name, *ratios, errors])
+    note = (
+        "Tokens/s without it over tokens/s with all; ± half of the 95% interval. Then the error of "
+        "the speed-up gauge under steady loads: on a machine of its own, and on a shared one."
+    )
     return "\n".join([*columns(rows), note])
 
 

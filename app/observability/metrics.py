@@ -115,16 +115,18 @@ HEAD_GENERATION = Gauge(
     "aerie_head_generation",
     "Generation of the draft head that drafts; 0 is the one that the gateway was started with.",
 )
-HEAD_DRAFTED = Counter(
-    "aerie_head_draft_tokens_total",
-    "Draft tokens of the head that were verified, by the generation in force. The 8 that drafted "
-    "last are exported.",
+# Only position 1 is comparable: a better head is given a larger K, and far positions are accepted
+# less.
+HEAD_FIRST_DRAFTED = Counter(
+    "aerie_head_first_drafts_verified_total",
+    "Draft tokens of the head at position 1 that were verified, by the generation in force. The 8 "
+    "that drafted last are exported.",
     ["generation"],
 )
-HEAD_ACCEPTED = Counter(
-    "aerie_head_accepted_tokens_total",
-    "Draft tokens of the head that were accepted, by the generation in force. The 8 that drafted "
-    "last are exported.",
+HEAD_FIRST_ACCEPTED = Counter(
+    "aerie_head_first_drafts_accepted_total",
+    "Draft tokens of the head at position 1 that were accepted, by the generation in force. The 8 "
+    "that drafted last are exported.",
     ["generation"],
 )
 HEAD_SWAPS = _by(

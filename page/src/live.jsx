@@ -80,21 +80,22 @@ function Acceptance({ rows }) {
   );
 }
 
-/** How much of its drafts each generation of a head that learns got accepted. */
+/** How often the first draft token of each generation of a head that learns was accepted: unlike that of all draft
+    tokens, this share does not depend on K. */
 function Generations({ head }) {
   const { trial } = head;
   return (
     <figure class="chart acceptance" data-figure="generations">
-      <figcaption><span class="chart-title">Accepted, by generation of the head</span></figcaption>
+      <figcaption><span class="chart-title">Accepted at position 1, by generation of the head</span></figcaption>
       {head.drafts.length ? (
         <table>
           <thead class="hidden"><tr><th scope="col">Generation</th><th scope="col">Accepted</th></tr></thead>
-          <tbody>{head.drafts.map(({ generation, drafted, accepted }) => (
+          <tbody>{head.drafts.map(({ generation, first_drafted, first_accepted }) => (
             <tr key={generation} class={generation === head.generation ? "" : "unknown"}>
               <th scope="row">{generation}</th>
               <td>
-                <svg viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true"><rect width={100 * accepted / drafted} height="8" /></svg>
-                <span>{percent(accepted / drafted)}</span>
+                <svg viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true"><rect width={100 * first_accepted / first_drafted} height="8" /></svg>
+                <span>{percent(first_accepted / first_drafted)}</span>
               </td>
             </tr>
           ))}</tbody>

@@ -21,6 +21,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from app.endpoints import declared
+from app.engine.heads.drafts import DraftsByGeneration
 from app.engine.supervisor import Phase
 from app.main import create_app
 from app.serving.adapter import Adapter
@@ -95,6 +96,7 @@ class StandInSpeculation:
     def __init__(self) -> None:
         self.values: dict[str, Any] = {"objective": "throughput", "k": K_MAX, "tpot_s": None}
         self.available_sources = ["head", "lookup", "grammar"]
+        self.drafts = DraftsByGeneration()
 
     def latest(self) -> dict[str, Any]:
         """What the policy would say."""

@@ -63,7 +63,10 @@ ENGINE_RESTARTS = _by(
 
 # The policy that chooses K (drafters/control). Ratios are for PromQL: the speed-up is
 # rate(aerie_decode_seconds_without_drafts_total) / rate(aerie_decode_seconds_total).
-K = Gauge("aerie_k", "Draft tokens per request that the policy chooses now.")
+K = Gauge(
+    "aerie_k",
+    "Draft tokens per request that the policy chooses now; 0 while no request may have drafts.",
+)
 OBJECTIVE = Gauge(
     "aerie_objective", "1 for the objective in force, 0 for the others.", ["objective"]
 )
@@ -242,7 +245,7 @@ def count_speculation(state: dict[str, Any], last: dict[str, Any] | None) -> Non
         counter.inc(new)
         return new
 
-    K.set(state["k"])
+    K.set(state["batch_k"])
     for objective in OBJECTIVES:
         OBJECTIVE.labels(objective).set(state["objective"] == objective)
     for k in range(state["k_max"] + 1):

@@ -22,7 +22,7 @@ export function Live() {
       {problem && <p class="problem">{problem.status ? problem.message : "The gateway cannot be reached. This page tries again every second."}</p>}
       <dl class="tiles">
         <div><dt>Speed-up, last minute</dt><dd>{ratio(policy?.speedup?.["1m"])}</dd></div>
-        <div><dt>Draft tokens a step, K</dt><dd data-figure="k">{policy ? policy.k : "–"}</dd></div>
+        <div><dt>Draft tokens a step, K</dt><dd data-figure="k">{policy ? policy.batch_k : "–"}</dd></div>
         <div><dt>Tokens a second</dt><dd><LatestSpeed /></dd></div>
       </dl>
       {now && !now.drafts && <p class="soft">This gateway was started without a drafter.</p>}

@@ -362,7 +362,8 @@ def test_the_log_says_why_drafts_are_made_or_not_at_most_once_a_minute(
             (63, 2, 5),
         ):
             now[0] = float(seconds)
-            client.sample({**state, "batch": requests, "k": k, "why": f"why {k} at {seconds}"})
+            why = f"why {k} at {seconds}"
+            client.sample({**state, "batch": requests, "batch_k": k, "why": why})
     lines = [record.getMessage() for record in caplog.records]
     assert lines == ["speculation: why 5 at 1", "speculation: why 0 at 61"]
 

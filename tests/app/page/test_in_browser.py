@@ -275,6 +275,17 @@ def test_k_is_pinned_from_the_page(page: Page) -> None:
             http.patch("/v1/speculation", json={"objective": "throughput", "k": K_MAX})
 
 
+def test_k_is_0_while_no_request_may_have_drafts(page: Page, gateway: StandInGateway) -> None:
+    """The fault: the page showed the K that requests with drafts would have."""
+    policy = gateway.engine.policy
+    page.open().tab.locator("[data-figure=k]", has_text=str(K_MAX)).wait_for()
+    policy.drafts_off = True
+    try:
+        page.tab.locator("[data-figure=k]", has_text="0").wait_for()
+    finally:
+        policy.drafts_off = False
+
+
 def test_generations_are_compared_at_position_1(
     page: Page, gateway: StandInGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -192,7 +192,7 @@ class SpeculationClient:
 
     def _log_change(self, state: dict[str, Any], now: float) -> None:
         """Log why drafts are made or not, when that has changed under requests."""
-        drafting = state["k"] > 0
+        drafting = state["batch_k"] > 0
         if not state["batch"] or (self._last_log is not None and self._last_log[0] == drafting):
             return
         if self._last_log is None or now - self._last_log[1] >= LOG_INTERVAL_S:

@@ -12,6 +12,8 @@ def k_reason(state: dict[str, Any]) -> str:
     """The reason for K in a state of the policy (Controller.snapshot), and what lookups are worth:
     a sentence without a full stop, in which a step with drafts of the head is compared with one
     without."""
+    if state["batch_k"] < state["k"]:
+        return "off: no request of the latest step may have drafts"
     adapts = state["objective"] not in (OFF, FIXED)
     return _of_head(state) + (_of_lookups(state["lookups"]) if adapts else "")
 

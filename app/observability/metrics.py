@@ -63,7 +63,10 @@ ENGINE_RESTARTS = _by(
 
 # The policy that chooses K (drafters/control). Ratios are for PromQL: the speed-up is
 # rate(aerie_decode_seconds_without_drafts_total) / rate(aerie_decode_seconds_total).
-K = Gauge("aerie_k", "Draft tokens per request that the policy chooses now.")
+K = Gauge(
+    "aerie_k",
+    "Draft tokens per request that the policy chooses now; 0 while no request may have drafts.",
+)
 OBJECTIVE = Gauge(
     "aerie_objective", "1 for the objective in force, 0 for the others.", ["objective"]
 )
@@ -115,16 +118,18 @@ HEAD_GENERATION = Gauge(
     "aerie_head_generation",
     "Generation of the draft head that drafts; 0 is the one that the gateway was started with.",
 )
-HEAD_DRAFTED = Counter(
-    "aerie_head_draft_tokens_total",
-    "Draft tokens of the head that were verified, by the generation in force. The 8 that drafted "
-    "last are exported.",
+# Only position 1 is comparable: a better head is given a larger K, and far positions are accepted
+# less.
+HEAD_FIRST_DRAFTED = Counter(
+    "aerie_head_first_drafts_verified_total",
+    "Draft tokens of the head at position 1 that were verified, by the generation in force. The 8 "
+    "that drafted last are exported.",
     ["generation"],
 )
-HEAD_ACCEPTED = Counter(
-    "aerie_head_accepted_tokens_total",
-    "Draft tokens of the head that were accepted, by the generation in force. The 8 that drafted "
-    "last are exported.",
+HEAD_FIRST_ACCEPTED = Counter(
+    "aerie_head_first_drafts_accepted_total",
+    "Draft tokens of the head at position 1 that were accepted, by the generation in force. The 8 "
+    "that drafted last are exported.",
     ["generation"],
 )
 HEAD_SWAPS = _by(
@@ -240,7 +245,7 @@ def count_speculation(state: dict[str, Any], last: dict[str, Any] | None) -> Non
         counter.inc(new)
         return new
 
-    K.set(state["k"])
+    K.set(state["batch_k"])
     for objective in OBJECTIVES:
         OBJECTIVE.labels(objective).set(state["objective"] == objective)
     for k in range(state["k_max"] + 1):

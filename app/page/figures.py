@@ -28,7 +28,10 @@ SAMPLES = {
     "decode_s": "vllm:inter_token_latency_seconds_sum",
 }
 # The fields of the policy's state that the page shows.
-POLICY = ("objective", "k", "k_max", "tpot_s", "acceptance", "speedup", "why", "available_sources")
+POLICY = (
+    "objective", "k", "batch_k", "k_max", "tpot_s", "acceptance", "speedup", "why",
+    "available_sources",
+)  # fmt: skip
 _NAMES = {sample: name for name, sample in SAMPLES.items()}
 
 router = APIRouter(include_in_schema=False)

@@ -22,7 +22,10 @@ DECODE, PLAIN = "aerie_decode_seconds_total", "aerie_decode_seconds_without_draf
 STEPS, STEPS_K = "aerie_steps_total", "aerie_steps_k_total"
 DRAFTED, ACCEPTED = "aerie_drafts_verified_total", "aerie_drafts_accepted_total"
 BY_SOURCE = "aerie_source_drafts_verified_total", "aerie_source_drafts_accepted_total"
-BY_GENERATION = "aerie_head_accepted_tokens_total", "aerie_head_draft_tokens_total"
+BY_GENERATION = (
+    "aerie_head_first_drafts_verified_total",
+    "aerie_head_first_drafts_accepted_total",
+)
 TOKENS = "vllm:generation_tokens_total"
 NOW = "5m"  # window of the figures at the top
 GAIN = ((None, "red"), (0.97, "yellow"), (1.05, "green"))
@@ -268,14 +271,15 @@ def _policy() -> tuple[str, list[Any]]:
 
 
 def _learning() -> tuple[str, list[Any]]:
-    accepted, drafted = BY_GENERATION
+    verified, accepted = BY_GENERATION
     swaps = rate("aerie_head_swap_seconds_sum"), rate("aerie_head_swap_seconds_count")
     return "Heads that learn", [
         lines(
-            "Accepted by generation of the head",
-            "Of the draft tokens of a generation, the share that was accepted. While one is tried, "
+            "Accepted at position 1 by generation of the head",
+            "Of the first draft tokens of a generation, the share that was accepted: with all of "
+            "them, a better head could look worse, as it is given a larger K. While one is tried, "
             "two draft in turn; 0 is the head that the gateway was started with.",
-            [Query(ratio(accepted, drafted, "generation"), "generation {{generation}}")],
+            [Query(ratio(accepted, verified, "generation"), "generation {{generation}}")],
             unit="percentunit",
             most=1,
         ),

@@ -363,6 +363,7 @@ class Controller:
         return {
             "objective": self._objective.objective,
             "k": self._k,
+            "batch_k": 0 if self._load.drafts_off else self._k,  # at which the batch is drafted for
             "k_max": self.k_max,
             "tpot_s": self._objective.tpot_s,
             "batch": self._load.requests,  # that K was chosen for, and the costs are of

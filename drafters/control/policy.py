@@ -23,6 +23,8 @@ class Load(NamedTuple):
     requests_by_draft_limit: tuple[int, ...] = ()
     # Whether CUDA graphs pad every request to K draft tokens, so that a limit saves no time.
     padded: bool = False
+    # Whether no request may have drafts, those included whose prompt is only read in this step.
+    drafts_off: bool = False
 
     def requests_drafted_at(self, position: int) -> int:
         """How many of the requests may have a draft token at `position`, counted from 0."""

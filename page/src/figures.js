@@ -36,7 +36,7 @@ function sampleOf(now, t) {
   const later = tokens.grown - firsts.grown;
   return {
     t,
-    k: now.speculation?.k ?? (now.drafts ? null : 0),
+    k: now.speculation?.batch_k ?? (now.drafts ? null : 0),
     running: now.counters.running,
     waiting: now.counters.waiting + now.gate_waiting,
     speed: tokens.per > 0 ? tokens.grown / tokens.per : null,

@@ -22,7 +22,7 @@ export function Live() {
       {problem && <p class="problem">{problem.status ? problem.message : "The gateway cannot be reached. This page tries again every second."}</p>}
       <dl class="tiles">
         <div><dt>Speed-up, last minute</dt><dd>{ratio(policy?.speedup?.["1m"])}</dd></div>
-        <div><dt>Draft tokens a step, K</dt><dd data-figure="k">{policy ? policy.k : "–"}</dd></div>
+        <div><dt>Draft tokens a step, K</dt><dd data-figure="k">{policy ? policy.batch_k : "–"}</dd></div>
         <div><dt>Tokens a second</dt><dd><LatestSpeed /></dd></div>
       </dl>
       {now && !now.drafts && <p class="soft">This gateway was started without a drafter.</p>}
@@ -80,21 +80,22 @@ function Acceptance({ rows }) {
   );
 }
 
-/** How much of its drafts each generation of a head that learns got accepted. */
+/** How often the first draft token of each generation of a head that learns was accepted: unlike that of all draft
+    tokens, this share does not depend on K. */
 function Generations({ head }) {
   const { trial } = head;
   return (
     <figure class="chart acceptance" data-figure="generations">
-      <figcaption><span class="chart-title">Accepted, by generation of the head</span></figcaption>
+      <figcaption><span class="chart-title">Accepted at position 1, by generation of the head</span></figcaption>
       {head.drafts.length ? (
         <table>
           <thead class="hidden"><tr><th scope="col">Generation</th><th scope="col">Accepted</th></tr></thead>
-          <tbody>{head.drafts.map(({ generation, drafted, accepted }) => (
+          <tbody>{head.drafts.map(({ generation, first_drafted, first_accepted }) => (
             <tr key={generation} class={generation === head.generation ? "" : "unknown"}>
               <th scope="row">{generation}</th>
               <td>
-                <svg viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true"><rect width={100 * accepted / drafted} height="8" /></svg>
-                <span>{percent(accepted / drafted)}</span>
+                <svg viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true"><rect width={100 * first_accepted / first_drafted} height="8" /></svg>
+                <span>{percent(first_accepted / first_drafted)}</span>
               </td>
             </tr>
           ))}</tbody>

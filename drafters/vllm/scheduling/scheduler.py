@@ -163,7 +163,7 @@ class DraftingScheduler(Scheduler):
         if self._pads and load.requests_by_draft_limit:  # no request may have more than `most`
             most = sum(map(bool, load.requests_by_draft_limit))
             k = min(k, *(graph for graph in captured_ks(k_max) if graph >= most))
-        if all(self._limits.get(name) == 0 for name in scheduled.num_scheduled_tokens):
+        if load.drafts_off:
             k = 0  # nobody is drafted for, nor will be: no prompt of the step is read for drafts
         self._charged = k
         scheduled.num_spec_tokens_to_schedule = self._fitting(scheduled, k)

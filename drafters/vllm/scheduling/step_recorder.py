@@ -235,4 +235,5 @@ def load_of(
         draft_tokens=drafts + cut,
         requests_by_draft_limit=by_limit,
         padded=padded,
+        drafts_off=all(limits.get(name) == 0 for name in scheduled.num_scheduled_tokens),
     )

@@ -362,7 +362,8 @@ def test_the_log_says_why_drafts_are_made_or_not_at_most_once_a_minute(
             (63, 2, 5),
         ):
             now[0] = float(seconds)
-            client.sample({**state, "batch": requests, "k": k, "why": f"why {k} at {seconds}"})
+            why = f"why {k} at {seconds}"
+            client.sample({**state, "batch": requests, "batch_k": k, "why": why})
     lines = [record.getMessage() for record in caplog.records]
     assert lines == ["speculation: why 5 at 1", "speculation: why 0 at 61"]
 
@@ -385,17 +386,18 @@ def test_the_latest_state_asks_nobody() -> None:
 
 def drafted_by(generation: int) -> float | None:
     return REGISTRY.get_sample_value(
-        "aerie_head_draft_tokens_total", {"generation": str(generation)}
+        "aerie_head_first_drafts_verified_total", {"generation": str(generation)}
     )
 
 
 def test_drafts_are_counted_for_the_head_that_made_them() -> None:
+    """The fault: all positions were counted, and a head with a larger K looked worse."""
     core = Core()
     client = speculation_client(core)
 
     async def swaps() -> float:
         await client.state()
-        core.step(4, 5, accepted=2)
+        core.step(4, 1, accepted=1)
         pause = await client.swap_head("/generations/0041", 41)
         core.step(4, 5, accepted=3)
         core.step(4, 5, accepted=3)
@@ -409,11 +411,11 @@ def test_drafts_are_counted_for_the_head_that_made_them() -> None:
         ("stage", "/generations/0041"), ("swap", "/generations/0041"), ("stage", ""), ("swap", ""),
     ]  # fmt: skip
     assert client.drafts.rows() == [
-        {"generation": 0, "drafted": 20, "accepted": 8},
-        {"generation": 40, "drafted": 20, "accepted": 0},
-        {"generation": 41, "drafted": 40, "accepted": 24},
+        {"generation": 0, "first_drafted": 4, "first_accepted": 4},
+        {"generation": 40, "first_drafted": 4, "first_accepted": 0},
+        {"generation": 41, "first_drafted": 8, "first_accepted": 8},
     ]
-    assert (drafted_by(40), drafted_by(41)) == (20.0, 40.0)
+    assert (drafted_by(40), drafted_by(41)) == (4.0, 8.0)
 
 
 def test_generations_that_drafted_long_ago_have_no_metrics() -> None:
@@ -429,7 +431,7 @@ def test_generations_that_drafted_long_ago_have_no_metrics() -> None:
     asyncio.run(swaps())
     assert [row["generation"] for row in client.drafts.rows()] == list(range(112, 120))
     assert drafted_by(111) is None
-    assert drafted_by(119) == 5.0
+    assert drafted_by(119) == 1.0
 
 
 def test_a_refused_head_is_not_swapped_in() -> None:

@@ -22,7 +22,7 @@ def state(**changes: Any) -> dict[str, Any]:
         "waits_for_catch_up": False, "lookups": [], "available_sources": ["head", "lookup"],
         "sources": ["head", "lookup"],
     }  # fmt: skip
-    return base | changes
+    return {"batch_k": changes.get("k", 0), **base, **changes}
 
 
 @pytest.mark.parametrize(
@@ -54,6 +54,7 @@ def state(**changes: Any) -> dict[str, Any]:
         ({"sources": ["lookup"]}, "off: the head is not among the sources"),
         ({"objective": "off"}, "off: the objective is off"),
         ({"objective": "fixed", "k": 2}, "2 draft tokens: the objective is fixed"),
+        ({"k": 3, "batch_k": 0}, "off: no request of the latest step may have drafts"),
     ],
 )
 def test_the_reason_says_what_was_compared_and_how_well_it_is_known(

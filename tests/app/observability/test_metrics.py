@@ -17,6 +17,7 @@ from app.observability import metrics
 from docs.metrics import exported
 from drafters.config import HEAD, LOOKUP
 from drafters.control.controller import Controller
+from drafters.control.objective import FIXED, Objective
 from drafters.control.policy import Load, Step
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
@@ -49,6 +50,16 @@ def test_positions_are_those_of_the_heads_drafts_alone(
     metrics.count_speculation(policy.snapshot(), empty)
     grown = [now - then for now, then in zip(counted(), before, strict=True)]
     assert grown == [*by_position, 4.0]
+
+
+def test_k_is_that_of_the_steps_where_no_request_may_have_drafts() -> None:
+    """The fault: it stayed the K in force, at which `NotDrafting` asks for verified drafts."""
+    policy, found = Controller(3, objective=Objective(FIXED, k=2)), []
+    for drafts_off in (False, True, False):
+        policy.choose(Load(1, drafts_off=drafts_off))
+        metrics.count_speculation(policy.snapshot(), None)
+        found.append(REGISTRY.get_sample_value("aerie_k"))
+    assert found == [2.0, 0.0, 2.0]
 
 
 def test_what_a_label_can_be_is_there_from_the_start() -> None:

@@ -21,6 +21,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from app.endpoints import declared
+from app.engine.heads.drafts import DraftsByGeneration
 from app.engine.supervisor import Phase
 from app.main import create_app
 from app.serving.adapter import Adapter
@@ -95,12 +96,15 @@ class StandInSpeculation:
     def __init__(self) -> None:
         self.values: dict[str, Any] = {"objective": "throughput", "k": K_MAX, "tpot_s": None}
         self.available_sources = ["head", "lookup", "grammar"]
+        self.drafts_off = False  # whether no request may have drafts
+        self.drafts = DraftsByGeneration()
 
     def latest(self) -> dict[str, Any]:
         """What the policy would say."""
         chances = [0.81, 0.62, 0.47, 0.33, 0.24]
         return {
             **self.values,
+            "batch_k": 0 if self.drafts_off else self.values["k"],
             "k_max": K_MAX,
             "why": "K = 5: 81% of the first drafts are accepted",
             "available_sources": self.available_sources,

@@ -17,6 +17,7 @@ import pytest
 pytest.importorskip("playwright", reason="Playwright is not installed")
 
 from app.admission.key_file import create
+from app.engine.heads.generations import HeadGenerations
 
 from .browser import CHROMIUM, Page, axe_findings, browser
 from .stand_in import ANSWER, K_MAX, REPEAT, SAY, StandInGateway
@@ -272,6 +273,33 @@ def test_k_is_pinned_from_the_page(page: Page) -> None:
             assert positions == 0 < page.figure("drafted")
         finally:
             http.patch("/v1/speculation", json={"objective": "throughput", "k": K_MAX})
+
+
+def test_k_is_0_while_no_request_may_have_drafts(page: Page, gateway: StandInGateway) -> None:
+    """The fault: the page showed the K that requests with drafts would have."""
+    policy = gateway.engine.policy
+    page.open().tab.locator("[data-figure=k]", has_text=str(K_MAX)).wait_for()
+    policy.drafts_off = True
+    try:
+        page.tab.locator("[data-figure=k]", has_text="0").wait_for()
+    finally:
+        policy.drafts_off = False
+
+
+def test_generations_are_compared_at_position_1(
+    page: Page, gateway: StandInGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fault: of all draft tokens, a better head with a larger K got a smaller share accepted.
+    Both accept 16 of 20 at position 1."""
+    engine = gateway.engine
+    for generation, drafted, accepted in ((0, (20, 0), (16, 0)), (1, (20, 20), (16, 9))):
+        engine.policy.drafts.generation = generation
+        totals = {"drafted": drafted, "accepted": accepted}
+        engine.policy.drafts.count({"available_sources": ["head"], "totals": totals}, None)
+    monkeypatch.setattr(engine, "heads", HeadGenerations(tmp_path, lambda: "head"))
+    shown = page.open().tab.locator("[data-figure=generations]")
+    assert "position 1" in shown.locator("figcaption").inner_text()
+    assert re.findall(r"\d+", " ".join(shown.locator("td").all_inner_texts())) == ["80", "80"]
 
 
 @contextmanager

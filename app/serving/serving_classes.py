@@ -30,10 +30,18 @@ from vllm.sampling_params import BeamSearchParams
 
 from app.llm.answer_logprobs import Alternatives, chosen_tokens
 from app.llm.async_llm import refuse_too_many_repeats
+from app.llm.token_origins import origins_of
 from app.llm.vllm_errors import PROMPT_FILLS_CONTEXT
 from app.request_usage import begin_beam_search, current_usage
 from app.serving.parsers import consistent
 from app.serving.response_logprobs import StreamedLogprobs, keep_content_logprobs
+from app.serving.streamed_chunks import (
+    StreamedCalls,
+    StreamedOrigins,
+    is_object,
+    with_cached_tokens,
+    with_first_cached_tokens,
+)
 from app.validation.fields import MAX_BEAM_TOKENS
 from app.validation.replay import object_arguments
 
@@ -119,7 +127,7 @@ class _ChatCorrections(_BeamSearchCorrections):
             async for output in result_generator:
                 for choice in output.outputs:
                     reasons[choice.index] = choice.finish_reason
-                    origins[choice.index] = _origins_of(choice)
+                    origins[choice.index] = origins_of(choice)
                 yield output
 
         response = await super().chat_completion_full_generator(  # type: ignore[misc]
@@ -134,7 +142,7 @@ class _ChatCorrections(_BeamSearchCorrections):
             calls = choice.message.tool_calls or ()
             called = bool(calls)
             cut = isinstance(choice.stop_reason, str) and any(
-                not _is_object(call.function.arguments) for call in calls[-1:]
+                not is_object(call.function.arguments) for call in calls[-1:]
             )
             choice.finish_reason = (
                 "tool_calls" if called and reason == "stop" and not named and not cut else reason
@@ -166,7 +174,7 @@ class _ChatCorrections(_BeamSearchCorrections):
             request, watched(), *args, **kwargs
         ):
             event = calls.corrected(event) if request.stop else event
-            yield _with_cached_tokens(origins.told_with(event))
+            yield with_cached_tokens(origins.told_with(event))
 
 
 class ChatServing(_ChatCorrections, OpenAIServingChat):
@@ -203,7 +211,7 @@ class TextServing(_BeamSearchCorrections, OpenAIServingCompletion):
         async for event in super().completion_stream_generator(
             request, engine_inputs, watched(), *args, **kwargs
         ):
-            yield _with_cached_tokens(origins.told_with(event))
+            yield with_cached_tokens(origins.told_with(event))
 
     def request_output_to_completion_response(
         self, final_res_batch: list[RequestOutput], *args: Any, **kwargs: Any
@@ -215,77 +223,9 @@ class TextServing(_BeamSearchCorrections, OpenAIServingCompletion):
         _correct_cached_tokens(response.usage)
         ended = [choice for output in final_res_batch for choice in output.outputs]
         for choice, output in zip(response.choices, ended, strict=True):
-            if (told := _origins_of(output)) is not None:
+            if (told := origins_of(output)) is not None:
                 choice.speculation = told
         return response
-
-
-class StreamedOrigins:
-    """Holds token origins, by choice, until the next chunk of a stream takes them.
-
-    vLLM makes no chunk of an output in which a parser finds nothing to send: the origins of its
-    tokens wait for the choice's next chunk. There is one at its end in any case.
-    """
-
-    def __init__(self) -> None:
-        self._waiting: dict[int, list[Any]] = {}
-
-    def add(self, index: int, choice: Any) -> None:
-        """Hold the origins in a choice's output, if the request asked for them."""
-        if (told := _origins_of(choice)) is not None:
-            self._waiting.setdefault(index, []).append(told)
-
-    def told_with(self, event: str) -> str:
-        """The event, with the origins that wait for its choices.
-
-        A chat's first chunk, which has the role and no text, gets none.
-        """
-        if not self._waiting or not event.startswith(_CHUNK):
-            return event
-        chunk = json.loads(event.removeprefix("data: "))
-        choices = chunk.get("choices") or ()
-        if not choices or "role" in choices[0].get("delta", {}):
-            return event
-        for choice in choices:
-            waiting = self._waiting.pop(choice["index"], ())
-            told = {
-                name: [entry for part in waiting for entry in part[name]]
-                for name in ("tokens", "steps")
-            }
-            if told["tokens"] or told["steps"]:
-                choice["speculation"] = told
-        return _event_of(chunk)
-
-
-class StreamedCalls:
-    """The arguments of a stream's calls, and the finish reason that follows from them."""
-
-    def __init__(self) -> None:
-        self._arguments: dict[int, dict[int, list[str]]] = {}  # by choice, then by call
-
-    def corrected(self, event: str) -> str:
-        """The event; `tool_calls` is `stop` where a stop string cut the choice's last call."""
-        if '"tool_calls"' not in event or not event.startswith(_CHUNK):
-            return event
-        chunk, changed = json.loads(event.removeprefix("data: ")), False
-        for choice in chunk.get("choices") or ():
-            calls = self._arguments.setdefault(choice["index"], {})
-            for call in choice["delta"].get("tool_calls") or ():
-                text = (call.get("function") or {}).get("arguments") or ""
-                calls.setdefault(call["index"], []).append(text)
-            stopped = isinstance(choice.get("stop_reason"), str)
-            called = calls and choice.get("finish_reason") == "tool_calls"
-            if stopped and called and not _is_object("".join(calls[max(calls)])):
-                choice["finish_reason"], changed = "stop", True
-        return _event_of(chunk) if changed else event
-
-
-_CHUNK = 'data: {"id":'
-_CACHED = '"cached_tokens":'
-
-
-def _event_of(chunk: dict[str, Any]) -> str:
-    return f"data: {json.dumps(chunk, ensure_ascii=False, separators=(',', ':'))}\n\n"
 
 
 def _correct_cached_tokens(usage: Any) -> None:
@@ -296,40 +236,6 @@ def _correct_cached_tokens(usage: Any) -> None:
     details = usage.prompt_tokens_details
     if cached is not None and details is not None and details.cached_tokens is not None:
         details.cached_tokens = cached
-
-
-def _with_cached_tokens(event: str) -> str:
-    """The event; if it has a stream's usage, with the cached tokens of all prompts."""
-    if _CACHED not in event or not event.startswith(_CHUNK):
-        return event
-    ours = current_usage()
-    cached = None if ours is None else ours.cached_tokens
-    if cached is None:
-        return event
-    chunk = json.loads(event.removeprefix("data: "))
-    details = (chunk.get("usage") or {}).get("prompt_tokens_details") or {}
-    if details.get("cached_tokens") is None:
-        return event
-    details["cached_tokens"] = cached
-    return _event_of(chunk)
-
-
-def _with_first_cached_tokens(event: str, output: RequestOutput) -> str:
-    """The event; if it has a chunk's usage, with the cached tokens of the output's prompt."""
-    if not event.startswith(_CHUNK):
-        return event
-    chunk = json.loads(event.removeprefix("data: "))
-    if chunk.get("usage"):
-        chunk["usage"]["prompt_tokens_details"] = {
-            "cached_tokens": output.num_cached_tokens,
-            "created_cache_tokens": output.num_cache_creation_tokens,
-        }
-    return _event_of(chunk)
-
-
-def _origins_of(choice: Any) -> Any:
-    """What app/llm/token_origins.py attached to a choice of the engine's output."""
-    return getattr(choice, "speculation", None)
 
 
 _HALF_A_PAIR = re.compile(r"[\ud800-\udfff]")
@@ -476,7 +382,7 @@ class MessagesServing(_ChatCorrections, AnthropicServingMessages):
         async for event in super().chat_completion_stream_generator(
             request, watched(), *args, **kwargs
         ):
-            yield event if begun or first is None else _with_first_cached_tokens(event, first)
+            yield event if begun or first is None else with_first_cached_tokens(event, first)
             begun = True
 
     def messages_full_converter(self, generator: Any) -> AnthropicMessagesResponse:
@@ -489,7 +395,7 @@ class MessagesServing(_ChatCorrections, AnthropicServingMessages):
         for call in calls:
             arguments = call.function.arguments
             partial: dict[str, Any] | None = None
-            complete = _is_object(arguments)
+            complete = is_object(arguments)
             if cut and call is calls[-1] and not complete:
                 partial = _partial_object(arguments)
             call.function.arguments = (
@@ -503,13 +409,6 @@ class MessagesServing(_ChatCorrections, AnthropicServingMessages):
         ):
             response.stop_reason, response.stop_sequence = "stop_sequence", choice.stop_reason
         return response
-
-
-def _is_object(text: str) -> bool:
-    try:
-        return isinstance(json.loads(text), dict)
-    except ValueError:
-        return False
 
 
 def _partial_object(text: str) -> dict[str, Any] | None:

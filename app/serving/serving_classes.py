@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -23,10 +23,13 @@ from vllm.entrypoints.openai.completion.protocol import CompletionResponse
 from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
 from vllm.entrypoints.openai.responses import streaming_events
 from vllm.entrypoints.openai.responses import utils as responses_utils
+from vllm.entrypoints.openai.responses.context import SimpleContext
+from vllm.entrypoints.openai.responses.protocol import ResponsesResponse
 from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
 from vllm.exceptions import VLLMValidationError
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import BeamSearchParams
+from vllm.tool_parsers.utils import CUSTOM_TOOL_INPUT_KEY
 
 from app.llm.answer_logprobs import Alternatives, chosen_tokens
 from app.llm.async_llm import refuse_too_many_repeats
@@ -39,6 +42,7 @@ from app.serving.streamed_chunks import (
     StreamedCalls,
     StreamedOrigins,
     is_object,
+    is_stop,
     with_cached_tokens,
     with_first_cached_tokens,
 )
@@ -117,8 +121,8 @@ class _ChatCorrections(_BeamSearchCorrections):
     ) -> Any:
         """The whole answer, with the finish reasons of the stream.
 
-        vLLM says `tool_calls` also for calls that the limit or a stop string cut, and for no call
-        at all where one was required.
+        vLLM says `tool_calls` also for calls that the limit, a stop string or a stop token cut, and
+        for no call at all where one was required.
         """
         reasons: dict[int, str | None] = {}
         origins: dict[int, Any] = {}
@@ -141,7 +145,7 @@ class _ChatCorrections(_BeamSearchCorrections):
             reason = reasons.get(choice.index) or "stop"
             calls = choice.message.tool_calls or ()
             called = bool(calls)
-            cut = isinstance(choice.stop_reason, str) and any(
+            cut = is_stop(choice.stop_reason, request.stop_token_ids) and any(
                 not is_object(call.function.arguments) for call in calls[-1:]
             )
             choice.finish_reason = (
@@ -160,9 +164,10 @@ class _ChatCorrections(_BeamSearchCorrections):
         *args: Any,
         **kwargs: Any,
     ) -> AsyncGenerator[str, None]:
-        """The stream; its chunks have token origins, if the request asked for them. Calls that a
-        stop string cut end with `stop`, as those of a whole answer do."""
-        origins, calls = StreamedOrigins(), StreamedCalls()
+        """The stream; its chunks have token origins, if the request asked for them. Calls that the
+        request's stop cut end with `stop`, as those of a whole answer do."""
+        origins, calls = StreamedOrigins(), StreamedCalls(request.stop_token_ids)
+        stops = request.stop or request.stop_token_ids
 
         async def watched() -> AsyncIterator[RequestOutput]:
             async for output in result_generator:
@@ -173,7 +178,7 @@ class _ChatCorrections(_BeamSearchCorrections):
         async for event in super().chat_completion_stream_generator(  # type: ignore[misc]
             request, watched(), *args, **kwargs
         ):
-            event = calls.corrected(event) if request.stop else event
+            event = calls.corrected(event) if stops else event
             yield with_cached_tokens(origins.told_with(event))
 
 
@@ -241,18 +246,31 @@ def _correct_cached_tokens(usage: Any) -> None:
 _HALF_A_PAIR = re.compile(r"[\ud800-\udfff]")
 
 
-def _without_half_pairs(decode: Callable[[str], str]) -> Callable[[str], str]:
-    """vLLM's function that decodes the `input` of a custom tool's call, with a replacement
-    character for half of a surrogate pair, which no answer can hold."""
-    return lambda arguments: _HALF_A_PAIR.sub("\ufffd", decode(arguments))
+_decode_input = responses_utils.decode_custom_tool_input
+_decode_input_so_far = responses_utils.decode_custom_tool_input_prefix
 
 
-for _module, _name in (
-    (responses_utils, "decode_custom_tool_input"),
-    (streaming_events, "decode_custom_tool_input"),
-    (streaming_events, "decode_custom_tool_input_prefix"),
-):
-    setattr(_module, _name, _without_half_pairs(getattr(_module, _name)))
+def _custom_input(arguments: str) -> str:
+    """The `input` of a custom tool's call; of arguments that end early, what has come of it, as
+    streamed. vLLM would hand out their JSON."""
+    members = None if is_object(arguments) else _partial_object(arguments)
+    if members is not None and members.keys() <= {CUSTOM_TOOL_INPUT_KEY}:
+        return _custom_input_so_far(arguments)
+    return _HALF_A_PAIR.sub("\ufffd", _decode_input(arguments))
+
+
+def _custom_input_so_far(arguments: str) -> str:
+    """The `input` in the beginning of a call's arguments. Here and above a replacement character
+    stands for half of a surrogate pair, which no answer can hold."""
+    return _HALF_A_PAIR.sub("\ufffd", _decode_input_so_far(arguments))
+
+
+responses_utils.decode_custom_tool_input = _custom_input
+streaming_events.decode_custom_tool_input = _custom_input
+streaming_events.decode_custom_tool_input_prefix = _custom_input_so_far
+
+
+_CALLS = ("function_call", "custom_tool_call")
 
 
 class ResponsesServing(OpenAIServingResponses):
@@ -277,6 +295,32 @@ class ResponsesServing(OpenAIServingResponses):
         if final_output.logprobs:
             keep_content_logprobs(items, final_output.text, final_output.logprobs)
         return items
+
+    async def responses_full_generator(
+        self,
+        request: Any,
+        sampling_params: Any,
+        result_generator: Any,
+        context: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        """The whole answer, or what a stream ends with. A call that ends early is `incomplete`;
+        vLLM says `completed`."""
+        response = await super().responses_full_generator(
+            request, sampling_params, result_generator, context, *args, **kwargs
+        )
+        if not isinstance(response, ResponsesResponse) or not isinstance(context, SimpleContext):
+            return response
+        items = [item for item in response.output if item.type in _CALLS]
+        calls = context.response_parser.calls() if items else []
+        if not items or len(items) < len(calls):  # vLLM left the last ones out
+            return response
+        stop = context.final_output.outputs[0].stop_reason
+        stopped = is_stop(stop, request.stop_token_ids)
+        if _ends_early(calls[-1].arguments, stopped=stopped):
+            items[-1].status = "incomplete"
+        return response
 
     async def _process_simple_streaming_events(
         self,
@@ -409,6 +453,11 @@ class MessagesServing(_ChatCorrections, AnthropicServingMessages):
         ):
             response.stop_reason, response.stop_sequence = "stop_sequence", choice.stop_reason
         return response
+
+
+def _ends_early(arguments: str, *, stopped: bool) -> bool:
+    """Whether arguments of a call are not whole: `stopped`, or the beginning of an object."""
+    return not is_object(arguments) and (stopped or _partial_object(arguments) is not None)
 
 
 def _partial_object(text: str) -> dict[str, Any] | None:

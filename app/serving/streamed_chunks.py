@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from typing import Any
 
 from vllm.outputs import RequestOutput
@@ -52,13 +53,17 @@ class StreamedOrigins:
 
 
 class StreamedCalls:
-    """The arguments of a stream's calls, and the finish reason that follows from them."""
+    """The arguments of a stream's calls, and the finish reason that follows from them.
 
-    def __init__(self) -> None:
+    `stop_tokens` are the request's `stop_token_ids`.
+    """
+
+    def __init__(self, stop_tokens: Collection[int] | None) -> None:
+        self._stop_tokens = stop_tokens
         self._arguments: dict[int, dict[int, list[str]]] = {}  # by choice, then by call
 
     def corrected(self, event: str) -> str:
-        """The event; `tool_calls` is `stop` where a stop string cut the choice's last call."""
+        """The event; `tool_calls` is `stop` where the request's stop cut the choice's last call."""
         if '"tool_calls"' not in event or not event.startswith(_CHUNK):
             return event
         chunk, changed = json.loads(event.removeprefix("data: ")), False
@@ -67,7 +72,7 @@ class StreamedCalls:
             for call in choice["delta"].get("tool_calls") or ():
                 text = (call.get("function") or {}).get("arguments") or ""
                 calls.setdefault(call["index"], []).append(text)
-            stopped = isinstance(choice.get("stop_reason"), str)
+            stopped = is_stop(choice.get("stop_reason"), self._stop_tokens)
             called = calls and choice.get("finish_reason") == "tool_calls"
             if stopped and called and not is_object("".join(calls[max(calls)])):
                 choice["finish_reason"], changed = "stop", True
@@ -109,6 +114,12 @@ def is_object(text: str) -> bool:
         return isinstance(json.loads(text), dict)
     except ValueError:
         return False
+
+
+def is_stop(reason: str | int | None, stop_tokens: Collection[int] | None) -> bool:
+    """Whether vLLM's `stop_reason` is a stop string or one of the request's stop tokens: the end of
+    a turn may have a number, too."""
+    return isinstance(reason, str) or reason in (stop_tokens or ())
 
 
 def _event_of(chunk: dict[str, Any]) -> str:

@@ -35,18 +35,20 @@ class ResponsesFormat(AnswerFormat):
         return published(answer.model_dump(mode="json", by_alias=True))
 
     async def corrected(self, stream: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
-        """The events, with an item that the token limit cut marked as `incomplete`.
+        """The events, with an item that was cut marked as `incomplete`.
 
         vLLM marks every item as completed. The end of an item waits for the next event, which comes
-        at once and says whether the item was cut.
+        at once and says whether the item was cut: the end of the response.
         """
         done = None
         try:
             async for item in stream:
                 if done is not None:
                     if item.type == "response.completed":
-                        _mark_cut(item.response.status, [done.item])
-                        _mark_cut(item.response.status, item.response.output)
+                        output = item.response.output
+                        _mark_cut(item.response.status, output)
+                        if output and getattr(output[-1], "status", None) == "incomplete":
+                            _mark_cut("incomplete", [done.item])
                     yield done
                     done = None
                 if item.type == "response.output_item.done":
@@ -81,7 +83,7 @@ class ResponsesFormat(AnswerFormat):
 
 def _mark_cut(status: str, output: Sequence[Any]) -> None:
     """Mark the last item of a response that was cut as incomplete."""
-    if status == "incomplete" and output and hasattr(output[-1], "status"):
+    if status == "incomplete" and output:
         output[-1].status = "incomplete"
 
 

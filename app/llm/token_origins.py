@@ -173,3 +173,8 @@ def attach(output: Any, sequences: Iterable[Any]) -> None:
         if finished and (counts := choice.spec_decode_metrics) is not None:
             counts.per_step_accepted = [step.accepted for step in log.verify_steps]
             counts.per_step_drafted = [step.drafted for step in log.verify_steps]
+
+
+def origins_of(choice: Any) -> Any:
+    """What `attach` attached to a choice of a RequestOutput, or None."""
+    return getattr(choice, "speculation", None)

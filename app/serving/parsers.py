@@ -36,6 +36,8 @@ class _Consistent:
         super().__init__(*args, **kwargs)
         self._again = lambda: type(self)(*args, **kwargs)
         self._prompt: list[int] = []
+        self._calls: list[FunctionCall] = []  # of a whole answer
+        self._deltas: list[DeltaMessage] = []  # of a stream, those with calls
 
     @property
     def _reads_alike(self) -> bool:
@@ -46,6 +48,10 @@ class _Consistent:
         """Remember the prompt: it says whether reasoning is open when the answer begins."""
         self._prompt = list(prompt_token_ids)
         super().set_prompt_token_ids(prompt_token_ids)  # type: ignore[misc]
+
+    def calls(self) -> list[FunctionCall]:
+        """The calls that were found, with their arguments as the model wrote them."""
+        return self._calls or calls_of(self._deltas)
 
     def parse(
         self,
@@ -59,6 +65,17 @@ class _Consistent:
         Where vLLM finds no call, or rewrites its arguments, the answer is read as a stream of one
         delta, which shows a call that the token limit cut.
         """
+        parsed = self._parsed(model_output, request, enable_auto_tools, model_output_token_ids)
+        self._calls = parsed[2] or []
+        return parsed
+
+    def _parsed(
+        self,
+        model_output: str,
+        request: Any,
+        enable_auto_tools: bool,
+        model_output_token_ids: Sequence[int],
+    ) -> Parsed:
         tool_parser = self._tool_parser
         as_json = (
             tool_parser is not None
@@ -106,7 +123,10 @@ class _Consistent:
         if held:
             delta = delta or DeltaMessage()
             delta.content = (delta.content or "") + held
-        for call in delta.tool_calls if delta is not None else ():
+        if delta is None or not delta.tool_calls:
+            return delta
+        self._deltas.append(delta)
+        for call in delta.tool_calls:
             if call.function is not None and call.function.name and call.function.arguments is None:
                 call.function.arguments = ""
         return delta

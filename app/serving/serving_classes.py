@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -23,17 +23,29 @@ from vllm.entrypoints.openai.completion.protocol import CompletionResponse
 from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
 from vllm.entrypoints.openai.responses import streaming_events
 from vllm.entrypoints.openai.responses import utils as responses_utils
+from vllm.entrypoints.openai.responses.context import SimpleContext
+from vllm.entrypoints.openai.responses.protocol import ResponsesResponse
 from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
 from vllm.exceptions import VLLMValidationError
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import BeamSearchParams
+from vllm.tool_parsers.utils import CUSTOM_TOOL_INPUT_KEY
 
 from app.llm.answer_logprobs import Alternatives, chosen_tokens
 from app.llm.async_llm import refuse_too_many_repeats
+from app.llm.token_origins import origins_of
 from app.llm.vllm_errors import PROMPT_FILLS_CONTEXT
 from app.request_usage import begin_beam_search, current_usage
 from app.serving.parsers import consistent
 from app.serving.response_logprobs import StreamedLogprobs, keep_content_logprobs
+from app.serving.streamed_chunks import (
+    StreamedCalls,
+    StreamedOrigins,
+    is_object,
+    is_stop,
+    with_cached_tokens,
+    with_first_cached_tokens,
+)
 from app.validation.fields import MAX_BEAM_TOKENS
 from app.validation.replay import object_arguments
 
@@ -109,8 +121,8 @@ class _ChatCorrections(_BeamSearchCorrections):
     ) -> Any:
         """The whole answer, with the finish reasons of the stream.
 
-        vLLM says `tool_calls` also for calls that the limit or a stop string cut, and for no call
-        at all where one was required.
+        vLLM says `tool_calls` also for calls that the limit, a stop string or a stop token cut, and
+        for no call at all where one was required.
         """
         reasons: dict[int, str | None] = {}
         origins: dict[int, Any] = {}
@@ -119,7 +131,7 @@ class _ChatCorrections(_BeamSearchCorrections):
             async for output in result_generator:
                 for choice in output.outputs:
                     reasons[choice.index] = choice.finish_reason
-                    origins[choice.index] = _origins_of(choice)
+                    origins[choice.index] = origins_of(choice)
                 yield output
 
         response = await super().chat_completion_full_generator(  # type: ignore[misc]
@@ -133,8 +145,8 @@ class _ChatCorrections(_BeamSearchCorrections):
             reason = reasons.get(choice.index) or "stop"
             calls = choice.message.tool_calls or ()
             called = bool(calls)
-            cut = isinstance(choice.stop_reason, str) and any(
-                not _is_object(call.function.arguments) for call in calls[-1:]
+            cut = is_stop(choice.stop_reason, request.stop_token_ids) and any(
+                not is_object(call.function.arguments) for call in calls[-1:]
             )
             choice.finish_reason = (
                 "tool_calls" if called and reason == "stop" and not named and not cut else reason
@@ -152,9 +164,10 @@ class _ChatCorrections(_BeamSearchCorrections):
         *args: Any,
         **kwargs: Any,
     ) -> AsyncGenerator[str, None]:
-        """The stream; its chunks have token origins, if the request asked for them. Calls that a
-        stop string cut end with `stop`, as those of a whole answer do."""
-        origins, calls = StreamedOrigins(), StreamedCalls()
+        """The stream; its chunks have token origins, if the request asked for them. Calls that the
+        request's stop cut end with `stop`, as those of a whole answer do."""
+        origins, calls = StreamedOrigins(), StreamedCalls(request.stop_token_ids)
+        stops = request.stop or request.stop_token_ids
 
         async def watched() -> AsyncIterator[RequestOutput]:
             async for output in result_generator:
@@ -165,8 +178,8 @@ class _ChatCorrections(_BeamSearchCorrections):
         async for event in super().chat_completion_stream_generator(  # type: ignore[misc]
             request, watched(), *args, **kwargs
         ):
-            event = calls.corrected(event) if request.stop else event
-            yield _with_cached_tokens(origins.told_with(event))
+            event = calls.corrected(event) if stops else event
+            yield with_cached_tokens(origins.told_with(event))
 
 
 class ChatServing(_ChatCorrections, OpenAIServingChat):
@@ -203,7 +216,7 @@ class TextServing(_BeamSearchCorrections, OpenAIServingCompletion):
         async for event in super().completion_stream_generator(
             request, engine_inputs, watched(), *args, **kwargs
         ):
-            yield _with_cached_tokens(origins.told_with(event))
+            yield with_cached_tokens(origins.told_with(event))
 
     def request_output_to_completion_response(
         self, final_res_batch: list[RequestOutput], *args: Any, **kwargs: Any
@@ -215,77 +228,9 @@ class TextServing(_BeamSearchCorrections, OpenAIServingCompletion):
         _correct_cached_tokens(response.usage)
         ended = [choice for output in final_res_batch for choice in output.outputs]
         for choice, output in zip(response.choices, ended, strict=True):
-            if (told := _origins_of(output)) is not None:
+            if (told := origins_of(output)) is not None:
                 choice.speculation = told
         return response
-
-
-class StreamedOrigins:
-    """Holds token origins, by choice, until the next chunk of a stream takes them.
-
-    vLLM makes no chunk of an output in which a parser finds nothing to send: the origins of its
-    tokens wait for the choice's next chunk. There is one at its end in any case.
-    """
-
-    def __init__(self) -> None:
-        self._waiting: dict[int, list[Any]] = {}
-
-    def add(self, index: int, choice: Any) -> None:
-        """Hold the origins in a choice's output, if the request asked for them."""
-        if (told := _origins_of(choice)) is not None:
-            self._waiting.setdefault(index, []).append(told)
-
-    def told_with(self, event: str) -> str:
-        """The event, with the origins that wait for its choices.
-
-        A chat's first chunk, which has the role and no text, gets none.
-        """
-        if not self._waiting or not event.startswith(_CHUNK):
-            return event
-        chunk = json.loads(event.removeprefix("data: "))
-        choices = chunk.get("choices") or ()
-        if not choices or "role" in choices[0].get("delta", {}):
-            return event
-        for choice in choices:
-            waiting = self._waiting.pop(choice["index"], ())
-            told = {
-                name: [entry for part in waiting for entry in part[name]]
-                for name in ("tokens", "steps")
-            }
-            if told["tokens"] or told["steps"]:
-                choice["speculation"] = told
-        return _event_of(chunk)
-
-
-class StreamedCalls:
-    """The arguments of a stream's calls, and the finish reason that follows from them."""
-
-    def __init__(self) -> None:
-        self._arguments: dict[int, dict[int, list[str]]] = {}  # by choice, then by call
-
-    def corrected(self, event: str) -> str:
-        """The event; `tool_calls` is `stop` where a stop string cut the choice's last call."""
-        if '"tool_calls"' not in event or not event.startswith(_CHUNK):
-            return event
-        chunk, changed = json.loads(event.removeprefix("data: ")), False
-        for choice in chunk.get("choices") or ():
-            calls = self._arguments.setdefault(choice["index"], {})
-            for call in choice["delta"].get("tool_calls") or ():
-                text = (call.get("function") or {}).get("arguments") or ""
-                calls.setdefault(call["index"], []).append(text)
-            stopped = isinstance(choice.get("stop_reason"), str)
-            called = calls and choice.get("finish_reason") == "tool_calls"
-            if stopped and called and not _is_object("".join(calls[max(calls)])):
-                choice["finish_reason"], changed = "stop", True
-        return _event_of(chunk) if changed else event
-
-
-_CHUNK = 'data: {"id":'
-_CACHED = '"cached_tokens":'
-
-
-def _event_of(chunk: dict[str, Any]) -> str:
-    return f"data: {json.dumps(chunk, ensure_ascii=False, separators=(',', ':'))}\n\n"
 
 
 def _correct_cached_tokens(usage: Any) -> None:
@@ -298,55 +243,34 @@ def _correct_cached_tokens(usage: Any) -> None:
         details.cached_tokens = cached
 
 
-def _with_cached_tokens(event: str) -> str:
-    """The event; if it has a stream's usage, with the cached tokens of all prompts."""
-    if _CACHED not in event or not event.startswith(_CHUNK):
-        return event
-    ours = current_usage()
-    cached = None if ours is None else ours.cached_tokens
-    if cached is None:
-        return event
-    chunk = json.loads(event.removeprefix("data: "))
-    details = (chunk.get("usage") or {}).get("prompt_tokens_details") or {}
-    if details.get("cached_tokens") is None:
-        return event
-    details["cached_tokens"] = cached
-    return _event_of(chunk)
-
-
-def _with_first_cached_tokens(event: str, output: RequestOutput) -> str:
-    """The event; if it has a chunk's usage, with the cached tokens of the output's prompt."""
-    if not event.startswith(_CHUNK):
-        return event
-    chunk = json.loads(event.removeprefix("data: "))
-    if chunk.get("usage"):
-        chunk["usage"]["prompt_tokens_details"] = {
-            "cached_tokens": output.num_cached_tokens,
-            "created_cache_tokens": output.num_cache_creation_tokens,
-        }
-    return _event_of(chunk)
-
-
-def _origins_of(choice: Any) -> Any:
-    """What app/llm/token_origins.py attached to a choice of the engine's output."""
-    return getattr(choice, "speculation", None)
-
-
 _HALF_A_PAIR = re.compile(r"[\ud800-\udfff]")
 
 
-def _without_half_pairs(decode: Callable[[str], str]) -> Callable[[str], str]:
-    """vLLM's function that decodes the `input` of a custom tool's call, with a replacement
-    character for half of a surrogate pair, which no answer can hold."""
-    return lambda arguments: _HALF_A_PAIR.sub("\ufffd", decode(arguments))
+_decode_input = responses_utils.decode_custom_tool_input
+_decode_input_so_far = responses_utils.decode_custom_tool_input_prefix
 
 
-for _module, _name in (
-    (responses_utils, "decode_custom_tool_input"),
-    (streaming_events, "decode_custom_tool_input"),
-    (streaming_events, "decode_custom_tool_input_prefix"),
-):
-    setattr(_module, _name, _without_half_pairs(getattr(_module, _name)))
+def _custom_input(arguments: str) -> str:
+    """The `input` of a custom tool's call; of arguments that end early, what has come of it, as
+    streamed. vLLM would hand out their JSON."""
+    members = None if is_object(arguments) else _partial_object(arguments)
+    if members is not None and members.keys() <= {CUSTOM_TOOL_INPUT_KEY}:
+        return _custom_input_so_far(arguments)
+    return _HALF_A_PAIR.sub("\ufffd", _decode_input(arguments))
+
+
+def _custom_input_so_far(arguments: str) -> str:
+    """The `input` in the beginning of a call's arguments. Here and above a replacement character
+    stands for half of a surrogate pair, which no answer can hold."""
+    return _HALF_A_PAIR.sub("\ufffd", _decode_input_so_far(arguments))
+
+
+responses_utils.decode_custom_tool_input = _custom_input
+streaming_events.decode_custom_tool_input = _custom_input
+streaming_events.decode_custom_tool_input_prefix = _custom_input_so_far
+
+
+_CALLS = ("function_call", "custom_tool_call")
 
 
 class ResponsesServing(OpenAIServingResponses):
@@ -371,6 +295,32 @@ class ResponsesServing(OpenAIServingResponses):
         if final_output.logprobs:
             keep_content_logprobs(items, final_output.text, final_output.logprobs)
         return items
+
+    async def responses_full_generator(
+        self,
+        request: Any,
+        sampling_params: Any,
+        result_generator: Any,
+        context: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        """The whole answer, or what a stream ends with. A call that ends early is `incomplete`;
+        vLLM says `completed`."""
+        response = await super().responses_full_generator(
+            request, sampling_params, result_generator, context, *args, **kwargs
+        )
+        if not isinstance(response, ResponsesResponse) or not isinstance(context, SimpleContext):
+            return response
+        items = [item for item in response.output if item.type in _CALLS]
+        calls = context.response_parser.calls() if items else []
+        if not items or len(items) < len(calls):  # vLLM left the last ones out
+            return response
+        stop = context.final_output.outputs[0].stop_reason
+        stopped = is_stop(stop, request.stop_token_ids)
+        if _ends_early(calls[-1].arguments, stopped=stopped):
+            items[-1].status = "incomplete"
+        return response
 
     async def _process_simple_streaming_events(
         self,
@@ -476,7 +426,7 @@ class MessagesServing(_ChatCorrections, AnthropicServingMessages):
         async for event in super().chat_completion_stream_generator(
             request, watched(), *args, **kwargs
         ):
-            yield event if begun or first is None else _with_first_cached_tokens(event, first)
+            yield event if begun or first is None else with_first_cached_tokens(event, first)
             begun = True
 
     def messages_full_converter(self, generator: Any) -> AnthropicMessagesResponse:
@@ -489,7 +439,7 @@ class MessagesServing(_ChatCorrections, AnthropicServingMessages):
         for call in calls:
             arguments = call.function.arguments
             partial: dict[str, Any] | None = None
-            complete = _is_object(arguments)
+            complete = is_object(arguments)
             if cut and call is calls[-1] and not complete:
                 partial = _partial_object(arguments)
             call.function.arguments = (
@@ -505,11 +455,9 @@ class MessagesServing(_ChatCorrections, AnthropicServingMessages):
         return response
 
 
-def _is_object(text: str) -> bool:
-    try:
-        return isinstance(json.loads(text), dict)
-    except ValueError:
-        return False
+def _ends_early(arguments: str, *, stopped: bool) -> bool:
+    """Whether arguments of a call are not whole: `stopped`, or the beginning of an object."""
+    return not is_object(arguments) and (stopped or _partial_object(arguments) is not None)
 
 
 def _partial_object(text: str) -> dict[str, Any] | None:

@@ -77,7 +77,8 @@ def _field(value: dict[str, Any], place: str, name: str, kind: type) -> Any:
 def relax(constraint: Any) -> None:
     """Rewrite the schemas of vLLM's StructuredOutputsParams, in place, to be enforced."""
     if isinstance(constraint.json, dict):
-        constraint.json = enforceable(constraint.json)[0]
+        # As text: what carries it to the engine holds no integer of more than 64 bits.
+        constraint.json = json.dumps(enforceable(constraint.json)[0])
     elif isinstance(constraint.json, str):
         constraint.json = _rewritten(constraint.json, lambda schema: enforceable(schema)[0])
     if constraint.structural_tag:

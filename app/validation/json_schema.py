@@ -41,6 +41,9 @@ _NEVER = frozenset(
     }
 )
 _ASSERTIONS = frozenset({"type", *_FAMILY_OF, *_CHOICES, *_NEVER})
+# xgrammar holds bounds of integers in 64 bits, and writes longer values as numbers like 1.8e+19.
+_INTEGERS = range(-(2**63), 2**63)
+_TOO_LONG = "it needs integers of more than 64 bits"
 _MAY_BE_NULL = ("const", "default", "enum", "examples")
 FORMATS = frozenset(
     {
@@ -93,6 +96,9 @@ class _Reader:
         }
         for name in ("$defs", "definitions"):
             self._read_map(schema, name, place)
+        for name in ("const", "enum"):
+            if name in schema and _holds_long(schema[name]):
+                self._leave_out(schema, name, place, _TOO_LONG)
         for name in [name for name in schema if name in _NEVER]:
             if _applies(name, schema):
                 self._leave_out(schema, name, place, "it is not implemented")
@@ -116,7 +122,8 @@ class _Reader:
         for keyword in _FAMILY_OF.keys() & schema.keys():
             if types and _FAMILY_OF[keyword] not in families(types):
                 del schema[keyword]  # it says nothing of values of these types
-        self._read_number(schema, types)
+        self._read_number(schema, types, place)
+        self._read_lengths(schema, place)
         self._read_string(schema, types, place)
         if "array" in types:
             self._read_array(schema, place)
@@ -192,7 +199,7 @@ class _Reader:
 
     # -- by type --------------------------------------------------------------------------------
 
-    def _read_number(self, schema: Schema, types: list[str]) -> None:
+    def _read_number(self, schema: Schema, types: list[str], place: str) -> None:
         for bound, exclusive, towards in (
             ("minimum", "exclusiveMinimum", 1),
             ("maximum", "exclusiveMaximum", -1),
@@ -201,14 +208,35 @@ class _Reader:
                 del schema[exclusive]
                 if flag and bound in schema:
                     schema[exclusive] = schema.pop(bound)
-            if "integer" not in types or "number" in types:
+            if "integer" not in types:
                 continue
             for name in (bound, exclusive):
                 value = schema.get(name)
-                if isinstance(value, float) and math.isfinite(value):
+                if isinstance(value, float) and math.isfinite(value) and "number" not in types:
                     inner = name == bound
                     up = (towards == 1) == inner
                     schema[name] = math.ceil(value) if up else math.floor(value)
+                self._shorten(schema, name, towards, place)
+
+    def _shorten(self, schema: Schema, name: str, towards: int, place: str) -> None:
+        """Keep a bound of integers within 64 bits: the farthest that fits is tighter than one
+        beyond it. A bound that no such integer keeps is left out."""
+        value = schema.get(name)
+        if not isinstance(value, int) and not (isinstance(value, float) and math.isfinite(value)):
+            return
+        least, most = _INTEGERS[0], _INTEGERS[-1]
+        if not least <= value <= most:
+            if (value > most) == (towards == 1):
+                self._leave_out(schema, name, place, _TOO_LONG)
+            else:
+                schema[name] = least if towards == 1 else most
+
+    def _read_lengths(self, schema: Schema, place: str) -> None:
+        for name in ("Length", "Items", "Properties"):
+            if _holds_long(schema.get(f"max{name}")):
+                del schema[f"max{name}"]  # nothing is that long
+            if _holds_long(schema.get(f"min{name}")):
+                self._leave_out(schema, f"min{name}", place, _TOO_LONG)
 
     def _read_string(self, schema: Schema, types: list[str], place: str) -> None:
         if isinstance(pattern := schema.get("pattern"), str) and not _is_plain(pattern):
@@ -311,6 +339,15 @@ def _inside(place: str, name: str) -> str:
 def _map(value: Any) -> dict[str, Any]:
     """A map of subschemas; empty where it is malformed."""
     return value if isinstance(value, dict) else {}
+
+
+def _holds_long(value: Any) -> bool:
+    """Whether a JSON value is or holds an integer of more than 64 bits."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        return any(map(_holds_long, value))
+    return isinstance(value, int) and value not in _INTEGERS
 
 
 def _length(value: Any) -> int:

@@ -136,14 +136,17 @@ class ScriptedEngine:
         params: SamplingParams,
     ) -> AsyncGenerator[RequestOutput, None]:
         """A step of all sequences at a time, as the engine core and AsyncLLM have them."""
-        running = {sequence.request_id: self.tokens() for sequence in usage.sequences}
+        script, stops = self.tokens(), params.stop_token_ids
+        if found := [place for place, token in enumerate(script) if token in stops]:
+            script = script[: found[0] + 1]
+        running = {sequence.request_id: script for sequence in usage.sequences}
         counts = {name: RequestSpecDecodeMetrics.new(self.k) for name in running}
         by_source = {name: RequestSourceCounts() for name in running}
         self.counts, step = list(counts.values()), 0
         while running:
             outputs = []
-            for number, (name, script) in enumerate(list(running.items())):
-                left = script[: params.max_tokens]
+            for number, (name, rest) in enumerate(list(running.items())):
+                left = rest[: params.max_tokens]
                 size = self.steps[(step + number) % len(self.steps)]
                 if self.k:
                     size = min(size, self.k + 1) if step else 1
@@ -153,9 +156,9 @@ class ScriptedEngine:
                         by_source[name].add(source, self.k, size - 1)
                 new = left[:size]
                 running[name] = left[size:]
-                reason = None
+                reason, ended = None, False
                 if not left[size:]:
-                    ended = new[-1] == self.tokenizer.eos_token_id
+                    ended = new[-1] in (self.tokenizer.eos_token_id, *stops)
                     reason = FinishReason.STOP if ended else FinishReason.LENGTH
                     del running[name]
                 logprobs = None if params.logprobs is None else logprobs_of(new, params.logprobs)
@@ -168,6 +171,7 @@ class ScriptedEngine:
                         new_token_ids=new,
                         new_logprobs=logprobs,
                         finish_reason=reason,
+                        stop_reason=new[-1] if ended and new[-1] in stops else None,
                         spec_decode_metrics=snapshot,
                     )
                 )

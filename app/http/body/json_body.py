@@ -19,6 +19,14 @@ from app.offload import run_sized
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 # What a model called a tool with, in Messages: it may be anything, and becomes text.
 _CALL_INPUT = re.compile(r"messages\[\d+\]\.content\[\d+\]\.input")
+# Places of JSON schemas. Their integers may have any length: a schema is text for the engine.
+_SCHEMA = re.compile(
+    r"tools\[\d+\]\.(tools\[\d+\]\.)?(function\.)?(parameters|input_schema)"
+    r"|(response_format\.json_schema|(text|output_config)\.format)\.schema"
+    r"|structured_outputs\.json"
+)
+_SCHEMA_NAMES = ("parameters", "input_schema", "schema", "json")
+_SCHEMA_DEPTH = 6  # at most: tools[0].tools[0].function.parameters
 _INTEGERS = range(-(2**63), 2**63)
 # Maps every digit to 0: where there are 19 in a row, an integer may not fit into 64 bits.
 _DIGITS_ALIKE = bytes.maketrans(b"123456789", b"0" * 9)
@@ -111,24 +119,30 @@ def _refuse_unusable(payload: dict[str, Any]) -> None:
 
     Goes level by level rather than by recursion: the depth is the client's choice.
     """
-    level: list[tuple[_JsonPath | None, Any]] = [(None, payload)]
+    depth = 0
+    level: list[tuple[_JsonPath | None, Any, bool]] = [(None, payload, False)]
     while level:
-        deeper: list[tuple[_JsonPath | None, Any]] = []
-        for path, value in level:
+        depth += 1
+        deeper: list[tuple[_JsonPath | None, Any, bool]] = []
+        for path, value, in_schema in level:
             problem = None
             if isinstance(value, str):
                 if _SURROGATE.search(value):
                     problem = "it holds half of a surrogate pair, which is no character"
             elif isinstance(value, int):
-                if value not in _INTEGERS:
+                if value not in _INTEGERS and not in_schema:
                     problem = "the integer does not fit into 64 bits"
             elif isinstance(value, list):
-                deeper.extend(((path, index), item) for index, item in enumerate(value))
+                deeper.extend(((path, index), item, in_schema) for index, item in enumerate(value))
             elif isinstance(value, dict):
                 if any(_SURROGATE.search(key) for key in value):
                     problem = "a name in it holds half of a surrogate pair"
                 deeper.extend(
-                    ((path, key), item)
+                    (
+                        (path, key),
+                        item,
+                        in_schema or (depth <= _SCHEMA_DEPTH and _is_schema(path, key)),
+                    )
                     for key, item in value.items()
                     if not (key == "input" and _is_call_input(path, value))
                 )
@@ -143,6 +157,11 @@ def _is_call_input(path: _JsonPath | None, block: dict[str, Any]) -> bool:
     """Whether the `input` of a block at `path` is that of a call in a Messages request."""
     place = _path((path, "input"))
     return block.get("type") == "tool_use" and _CALL_INPUT.fullmatch(place or "") is not None
+
+
+def _is_schema(path: _JsonPath | None, name: str) -> bool:
+    """Whether a member of the object at `path` is a JSON schema."""
+    return name in _SCHEMA_NAMES and _SCHEMA.fullmatch(_path((path, name)) or "") is not None
 
 
 def _path(path: _JsonPath | None) -> str | None:

@@ -13,6 +13,7 @@ import pytest
 from prometheus_client import REGISTRY
 from vllm.renderers import renderer_from_config
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
+from vllm.v1.serial_utils import MsgpackEncoder
 
 from app.admission.estimate import estimate
 from app.errors import ApiError
@@ -233,6 +234,39 @@ def test_a_grammar_waits_for_reasoning_that_is_not_shown(connect: Connect, strea
         return [request.reasoning_ended for request in core.requests]
 
     assert asyncio.run(scenario()) == [False, False]
+
+
+COUNT = {"properties": {"n": {"type": "integer", "maximum": 2**64, "default": 2**64}}}
+TOOL = {"name": "f", "parameters": COUNT}
+CHAT_TOOLS = {"tools": [{"type": "function", "function": TOOL}], "truncate_prompt_tokens": -1}
+NAMED = {"name": "x", "schema": COUNT}
+CHAT_FORMAT = {"response_format": {"type": "json_schema", "json_schema": NAMED}}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/chat/completions", CHAT_TOOLS),
+        ("/v1/chat/completions", CHAT_FORMAT),
+        ("/v1/responses", {"tools": [{"type": "function", **TOOL}], "truncation": "auto"}),
+        ("/v1/responses", {"text": {"format": {"type": "json_schema", **NAMED}}}),
+        ("/v1/messages", {"output_config": {"format": {"type": "json_schema", "schema": COUNT}}}),
+    ],
+)
+def test_a_schema_with_integers_of_any_length_reaches_the_engine(
+    connect: Connect, path: str, fields: dict[str, Any]
+) -> None:
+    async def scenario() -> EngineCoreRequest:
+        core = RecordingCore()
+        async with gateway(connect(core, {"tool_call_parser": "hermes"})) as post:
+            response = await post(path, "one", **BODIES[path], **fields)
+            assert response.status_code == 200, response.text
+        return core.requests[0]
+
+    request = asyncio.run(scenario())
+    assert request.sampling_params is not None
+    assert request.sampling_params.structured_outputs is not None
+    assert MsgpackEncoder().encode(request)
 
 
 class RunningOnCore(RecordingCore):

@@ -47,9 +47,9 @@ def chat_body(limit: int, tools: bool, **changes: Any) -> JSON:
     return body
 
 
-def responses_body(limit: int, tools: bool, **changes: Any) -> JSON:
+def responses_body(limit: int, with_tools: bool, **changes: Any) -> JSON:
     body: JSON = {"input": "hi", "max_output_tokens": limit, **changes}
-    if tools:
+    if with_tools:
         body["tools"] = [
             {"type": "function", "name": name, "parameters": PARAMETERS, "strict": False}
             for name in ("f", "g")
@@ -112,7 +112,7 @@ def item_facts(items: list[JSON]) -> list[JSON]:
     for item in items:
         text = "".join(part["text"] for part in item.get("content") or ())
         fact = {"type": item["type"], "status": item.get("status"), "text": text}
-        fact |= {name: item.get(name) for name in ("name", "arguments")}
+        fact |= {name: item.get(name) for name in ("name", "arguments", "input")}
         fact["logprobs"] = [
             entry["token"] for part in item.get("content") or () for entry in part["logprobs"] or ()
         ]
@@ -135,8 +135,13 @@ def check_responses(client: Client, body: JSON) -> JSON:
             index = event["output_index"]
             texts[index] = texts.get(index, "") + event["delta"]
     for index, fact in enumerate(item_facts(done)):
-        assert texts.get(index, "") == fact["text"] + (fact["arguments"] or "")
+        call = fact["arguments"] or fact["input"] or ""
+        assert texts.get(index, "") == fact["text"] + call
     return whole
+
+
+def statuses(response: JSON) -> list[str]:
+    return [item["status"] for item in response["output"]]
 
 
 def block_facts(blocks: list[JSON]) -> list[JSON]:
@@ -268,7 +273,7 @@ def test_what_is_no_call_stays_content(client: Client) -> None:
 @pytest.mark.parametrize("choice", ["auto", "required"])
 def test_a_call_that_a_stop_string_cut_is_no_call_to_make(client: Client, choice: str) -> None:
     client.engine.script, client.engine.steps = TERSE + CALL, (2,)
-    chat, _, anthropic = choices_of(choice)
+    chat, flat, anthropic = choices_of(choice)
     facts = check_chat(client, chat_body(200, True, tool_choice=chat, stop=["Aib"]))
     assert facts["finish_reason"] == "stop"
     assert facts["calls"][1] == ("f", '{"city": "Bad')
@@ -276,6 +281,50 @@ def test_a_call_that_a_stop_string_cut_is_no_call_to_make(client: Client, choice
         client, messages_body(200, True, tool_choice=anthropic, stop_sequences=["Aib"])
     )
     assert (blocks["stop_reason"], blocks["stop_sequence"]) == ("stop_sequence", "Aib")
+    body = responses_body(200, True, tool_choice=flat, stop=["Aib"])
+    assert statuses(check_responses(client, body)) == ["completed", "incomplete"]
     # Behind the arguments of the last call, a stop string cuts none.
     behind = check_chat(client, chat_body(200, True, tool_choice=chat, stop=["\n</tool"]))
     assert behind["finish_reason"] == "tool_calls"
+    body = responses_body(200, True, tool_choice=flat, stop=["\n</tool"])
+    assert statuses(check_responses(client, body)) == ["completed", "completed"]
+
+
+def test_nor_is_one_that_a_stop_token_cut(client: Client) -> None:
+    client.engine.script, client.engine.steps = TERSE + CALL, (2,)
+    decode = client.engine.tokenizer.decode
+    stop = [token for token in client.engine.tokens() if decode(token) == "Bad"]
+    assert stop
+    facts = check_chat(client, chat_body(200, True, stop_token_ids=stop))
+    assert (facts["finish_reason"], facts["calls"][1]) == ("stop", ("f", '{"city": "'))
+    whole = check_responses(client, responses_body(200, True, stop_token_ids=stop))
+    assert statuses(whole) == ["completed", "incomplete"]
+
+
+@pytest.mark.parametrize("ended", ["", "{", '{"city": "Bad Aib', '{"city": "Bad Aibling"'])
+def test_a_response_s_call_that_the_model_left_unfinished_is_incomplete(
+    client: Client, ended: str
+) -> None:
+    client.engine.script, client.engine.steps = CALL.partition('{"city"')[0] + ended, (2,)
+    whole = check_responses(client, responses_body(200, True))
+    assert [item["arguments"] for item in whole["output"]] == [ended]
+    assert statuses(whole) == ["incomplete" if ended else "completed"]
+
+
+def test_of_a_custom_tool_s_call_that_is_cut_the_input_is_as_far_as_it_came(client: Client) -> None:
+    """Catches: the JSON around it, and in a stream both."""
+    text = "rm -r /tmp/a"
+    script = CALL.replace('{"city": "Bad Aibling"}', json.dumps({"input": text}))
+    client.engine.script, client.engine.steps = script, (3,)
+    tools = [{"type": "custom", "name": "f", "description": "d"}]
+    inputs = set()
+    for limit in range(1, len(client.engine.tokens())):
+        for item in check_responses(client, responses_body(limit, False, tools=tools))["output"]:
+            assert item["status"] == "incomplete"
+            inputs.add(item["input"])
+    whole = check_responses(client, responses_body(200, False, tools=tools, stop=["/tmp"]))
+    assert [(item["input"], item["status"]) for item in whole["output"]] == [
+        ("rm -r", "incomplete")
+    ]
+    assert "" in inputs and text in inputs
+    assert all(text.startswith(each) for each in inputs)

@@ -143,6 +143,46 @@ def test_what_is_let_through_keeps_the_schema(
             assert is_valid(validator, value), (value, written)
 
 
+LONG = 2**256
+
+
+@pytest.mark.parametrize(
+    ("schema", "values"),
+    [
+        ({"type": "integer", "minimum": 0, "maximum": LONG}, [-1, 0, 2**63 - 1]),
+        ({"type": "integer", "minimum": -LONG, "exclusiveMaximum": LONG}, [-5, 0, 2**62]),
+        ({"type": "integer", "minimum": -1e300, "maximum": 1e19}, [-(2**63), 5]),
+        ({"type": ["integer", "number"], "maximum": LONG}, [1.5, -3]),
+        ({"type": "number", "maximum": LONG}, [1.5, -3]),
+        ({"type": "string", "maxLength": LONG}, ["", "text"]),
+        ({"type": "integer", "default": LONG}, [0]),
+    ],
+)
+def test_bounds_of_more_than_64_bits(schema: Json, values: list[Any]) -> None:
+    written, unenforced = enforceable(schema)
+    assert unenforced == []
+    for value in values:
+        valid = jsonschema.Draft202012Validator(schema).is_valid(value)
+        assert lets_through(written, value) == valid
+
+
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        ({"type": "integer", "minimum": LONG}, "minimum"),
+        ({"type": "integer", "exclusiveMaximum": -LONG}, "exclusiveMaximum"),
+        ({"const": LONG}, "const"),
+        ({"enum": ["a", {"b": [LONG]}]}, "enum"),
+        ({"type": "string", "minLength": LONG}, "minLength"),
+    ],
+)
+def test_what_needs_integers_of_more_than_64_bits_is_left_out(schema: Json, place: str) -> None:
+    """xgrammar writes 2**256 as 1.157920892373162e+77, which is no such value."""
+    written, unenforced = enforceable(schema)
+    assert [each.place for each in unenforced] == [place]
+    assert grammar(written) is not None
+
+
 @settings(max_examples=100)
 @given(schema=SCHEMAS)
 @example(schema={"allOf": [{"type": "array"}, {"maxItems": 2}]})

@@ -79,6 +79,29 @@ def test_only_values_that_something_can_hold_pass(payload: dict[str, Any], lower
         assert refusal(data.encode(), wide).status == 400
 
 
+@pytest.mark.parametrize(
+    ("payload", "param"),
+    [
+        ({"tools": [{"function": {"parameters": {"maximum": 2**64}}}]}, None),
+        ({"tools": [{}, {"tools": [{"parameters": {"a": [2**64]}}]}]}, None),
+        ({"tools": [{"input_schema": {"enum": [2**64]}}]}, None),
+        ({"response_format": {"json_schema": {"schema": {"maximum": 2**64}}}}, None),
+        ({"text": {"format": {"schema": {"maximum": 2**64}}}}, None),
+        ({"tools": [{"max_uses": 2**64}]}, "tools[0].max_uses"),
+        ({"metadata": {"tools": [2**64]}}, "metadata.tools[0]"),
+        ({"tools": [{"parameters": {"title": "\ud800"}}]}, "tools[0].parameters.title"),
+    ],
+)
+def test_integers_of_schemas_may_have_any_length(
+    payload: dict[str, Any], param: str | None
+) -> None:
+    data = json.dumps(payload).encode()
+    if param is None:
+        assert parse(data, LIMITS) == payload
+    else:
+        assert refusal(data).param == param
+
+
 def test_the_limits_follow_from_the_context() -> None:
     settings = load({}, {}, preset="embedded")
     none, short, long = (body_limits(settings, n, False) for n in (None, 2048, 131_072))

@@ -342,12 +342,16 @@ def _map(value: Any) -> dict[str, Any]:
 
 
 def _holds_long(value: Any) -> bool:
-    """Whether a JSON value is or holds an integer of more than 64 bits."""
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, list):
-        return any(map(_holds_long, value))
-    return isinstance(value, int) and value not in _INTEGERS
+    """Whether a JSON value is or holds an integer of more than 64 bits. It may be nested as deeply
+    as a client likes: the limit of depth is checked later."""
+    level = [value]
+    while level:
+        if any(isinstance(item, int) and item not in _INTEGERS for item in level):
+            return True
+        lists = [item for item in level if isinstance(item, list)]
+        lists += [list(item.values()) for item in level if isinstance(item, dict)]
+        level = [item for members in lists for item in members]
+    return False
 
 
 def _length(value: Any) -> int:

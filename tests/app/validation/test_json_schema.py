@@ -183,6 +183,14 @@ def test_what_needs_integers_of_more_than_64_bits_is_left_out(schema: Json, plac
     assert grammar(written) is not None
 
 
+def test_a_long_integer_is_found_at_any_depth() -> None:
+    """Catches: a constant that is nested deeply ends the request with a RecursionError."""
+    deep: Any = LONG
+    for _ in range(5_000):
+        deep = [{"a": deep}]
+    assert [each.place for each in enforceable({"const": deep})[1]] == ["const"]
+
+
 @settings(max_examples=100)
 @given(schema=SCHEMAS)
 @example(schema={"allOf": [{"type": "array"}, {"maxItems": 2}]})

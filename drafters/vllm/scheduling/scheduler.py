@@ -31,7 +31,7 @@ from drafters.vllm.scheduling.limits import (
 from drafters.vllm.scheduling.request_steps import RequestSteps
 from drafters.vllm.scheduling.source_counts import RequestSourceCounts
 from drafters.vllm.scheduling.step_output import WorkerStepOutput, attach_plan, plan_of
-from drafters.vllm.scheduling.step_recorder import StepRecorder, load_of
+from drafters.vllm.scheduling.step_recorder import StepRecorder, keeps_drafts, load_of
 
 
 class _AnyK:
@@ -137,7 +137,7 @@ class DraftingScheduler(Scheduler):
             for name, source in sources.items():
                 if name in scheduled.num_scheduled_tokens:
                     of_step[name] = source
-                elif name in self.requests:  # left out of this step: it keeps its drafts
+                elif keeps_drafts(self.requests.get(name)):  # left out of this step
                     self._sources[name] = source
             self.recorder.begin(scheduled, begun, self._load, of_step)
         return scheduled
@@ -157,7 +157,7 @@ class DraftingScheduler(Scheduler):
         if self._forced is not None:
             self._forced.forget_ended(self.requests)
         waiting, k_max = self.get_request_counts()[1], self.k_max
-        cut = self.recorder.cut_from(scheduled)
+        cut = self.recorder.cut_from(scheduled, self.requests)
         load = load_of(scheduled, self.requests, waiting, self._limits, k_max, cut, self._pads)
         self._load, k = load, self.k_policy.choose(load)
         if self._pads and load.requests_by_draft_limit:  # no request may have more than `most`

@@ -108,7 +108,7 @@ def test_each_source_of_drafts_is_counted_for_itself() -> None:
     the grammar left none. The fault: the lookup that failed lowers the head's acceptance."""
     recorder = StepRecorder(2, 4)
     step, output = scheduled(k=2), ran([1], [2], [3], [4])
-    recorder._cut = {"d": step_recorder._Cut(3, 0)}
+    recorder._cut_from_step = {"d": step_recorder._Cut(3, 0)}
     recorder.begin(step, 0.0, Load(4), {"b": LOOKUP, "c": GRAMMAR, "d": LOOKUP})
     assert [recorder.verified(*counts) for counts in (("a", 2, 1), ("b", 4, 0), ("c", 4, 4))] == [
         HEAD, LOOKUP, GRAMMAR,

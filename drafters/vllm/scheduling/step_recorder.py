@@ -157,6 +157,7 @@ class StepRecorder:
             control_seconds=self._control,
             looked_up=len(extras.looked_up),
             matches=extras.matches,
+            missed_tokens_read=extras.missed_tokens_read,
             spans=spans,
         )
         target_s, draft_s = extras.target_seconds, extras.draft_seconds

@@ -114,7 +114,8 @@ def test_each_source_of_drafts_is_counted_for_itself() -> None:
         HEAD, LOOKUP, GRAMMAR,
     ]  # fmt: skip
     matches = (Match(7, 2, 2), Match(3, 1, 0))
-    WorkerStepOutput(head_k=0, looked_up=("a",), matches=matches).attach(output)
+    extras = WorkerStepOutput(head_k=0, looked_up=("a",), matches=matches, missed_tokens_read=9)
+    extras.attach(output)
     recorder.end(step, output)
     told = told_by(recorder)
     assert (told[0].drafted, told[0].accepted) == ((1, 1), (1, 0))
@@ -124,3 +125,4 @@ def test_each_source_of_drafts_is_counted_for_itself() -> None:
     )
     # The worker skipped the head's pass although K = 2 was scheduled.
     assert (told[0].k, told[0].looked_up, told[0].matches) == (0, 1, matches)
+    assert told[0].missed_tokens_read == 9

@@ -107,6 +107,7 @@ class Step(NamedTuple):
     looked_up: int = 0  # requests that a lookup drafts for at the end of the step
     spans: tuple[Span, ...] = ()  # of grammars, before the step, drafted or not
     matches: tuple[Match, ...] = ()  # found at the end of the step before, drafted from or not
+    missed_tokens_read: int = 0  # tokens of earlier steps that the head's pass read, too
 
 
 class Policy(Protocol):

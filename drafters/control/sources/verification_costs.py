@@ -53,7 +53,8 @@ class VerificationCosts:
             variance += self._read_costs.variance_beside(reading_s, seconds)
             self.verification.observe(load.requests, mean, scaled, variance)
         drafted_for = load.requests - step.looked_up
-        if step.k and step.draft_seconds and drafted_for > 0 and not load.prefill_tokens:
+        reads_more = load.prefill_tokens or step.missed_tokens_read
+        if step.k and step.draft_seconds and drafted_for > 0 and not reads_more:
             self._passes.observe(drafted_for, step.k, step.draft_seconds)
         self._average_rate(step, seconds + step.draft_seconds)
 

@@ -44,6 +44,7 @@ class WorkerStepOutput:
     head_k: int | None = None  # K of the head's pass, 0 if it had none; None: as was scheduled
     looked_up: tuple[str, ...] = ()  # requests of which `drafts` come from a lookup
     matches: tuple[Match, ...] = ()  # that this step's tokens were compared with
+    missed_tokens_read: int = 0  # tokens of earlier steps that the head's pass read, too
 
     def attach(self, output: Any) -> None:
         """Attach this to a step's ModelRunnerOutput."""

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from time import perf_counter
 from typing import Any, NamedTuple
 
+from vllm.v1.request import RequestStatus
+
 from drafters.config import HEAD
 from drafters.control.policy import (
     Load,
@@ -77,7 +79,8 @@ class StepRecorder:
         self._drafting: _Ended | None = None  # whose drafter's seconds are not known
         self._verified: list[tuple[str, int, int]] = []
         self._sources: Mapping[str, str] = {}  # of the drafts of the step that ends next
-        self._cut: dict[str, _Cut] = {}  # by request, of the step that is scheduled next
+        self._cut: dict[str, _Cut] = {}  # by request, of drafts that are not scheduled yet
+        self._cut_from_step: dict[str, _Cut] = {}  # by request, of the step that begins next
         self._ended = self._control = 0.0
 
     @property
@@ -107,17 +110,19 @@ class StepRecorder:
         """Note that other drafts have taken the place of a request's, which count for nothing."""
         self._cut.pop(request, None)
 
-    def cut_from(self, scheduled: Any) -> int:
+    def cut_from(self, scheduled: Any, requests: Mapping[str, Any]) -> int:
         """Number of draft tokens that a step which is being scheduled lacks for having been cut.
-        Forgets requests that are not in the step, or whose drafts were shortened further."""
-        if self._cut:
-            left = scheduled.scheduled_spec_decode_tokens
-            self._cut = {
-                name: cut
-                for name, cut in self._cut.items()
-                if name in scheduled.num_scheduled_tokens and len(left.get(name, ())) == cut.kept
-            }
-        return sum(cut.drafts - cut.kept for cut in self._cut.values())
+        What was cut of a request that the step leaves out waits with the rest of its drafts.
+        Forgets requests whose drafts are gone, or were shortened further."""
+        left = scheduled.scheduled_spec_decode_tokens
+        cuts, self._cut, self._cut_from_step = self._cut, {}, {}
+        for name, cut in cuts.items():
+            if name not in scheduled.num_scheduled_tokens:
+                if keeps_drafts(requests.get(name)):
+                    self._cut[name] = cut
+            elif len(left.get(name, ())) == cut.kept:
+                self._cut_from_step[name] = cut
+        return sum(cut.drafts - cut.kept for cut in self._cut_from_step.values())
 
     def begin(
         self, scheduled: Any, at: float, load: Load, sources: Mapping[str, str] | None = None
@@ -126,8 +131,7 @@ class StepRecorder:
         those of its requests' drafts, where they are not the head's. Where drafts have several
         sources, a step is scheduled after the one before has ended."""
         self._sources = sources or {}
-        self._begun[id(scheduled)] = _Begun(at, load, self._cut, self._sources)
-        self._cut = {}
+        self._begun[id(scheduled)] = _Begun(at, load, self._cut_from_step, self._sources)
 
     def verified(self, request: str, drafts: int, accepted: int) -> str:
         """Count a request's drafts in the step that ends next; returns their source."""
@@ -153,6 +157,7 @@ class StepRecorder:
             control_seconds=self._control,
             looked_up=len(extras.looked_up),
             matches=extras.matches,
+            missed_tokens_read=extras.missed_tokens_read,
             spans=spans,
         )
         target_s, draft_s = extras.target_seconds, extras.draft_seconds
@@ -207,6 +212,12 @@ def _with_seconds(ended: _Ended, target: float, draft: float, extra: float = 0.0
     return ended._replace(
         step=step._replace(target_seconds=target, draft_seconds=draft, seconds=step.seconds + extra)
     )
+
+
+def keeps_drafts(request: Any) -> bool:
+    """Whether a request that a step leaves out keeps its drafts: not if it has ended (None) or was
+    preempted."""
+    return request is not None and request.status == RequestStatus.RUNNING
 
 
 def load_of(

@@ -69,6 +69,7 @@ class Drafter(EagleProposer, ABC):
         settled = replace(config, bfloat16_on_cpu=self.half)
         vllm_config.additional_config = {**vllm_config.additional_config, **settled.entry()}
         self.passes = 0
+        self.missed_tokens_read = 0  # of earlier steps, by the pass of the latest step
         self.synchronized = 0.0  # `perf_counter` when the device had last finished all its work
         self._target_vocabulary = vllm_config.model_config.get_vocab_size()
         self._target_ids: torch.Tensor | None = None  # [draft vocabulary], where ids differ
@@ -183,6 +184,7 @@ class Drafter(EagleProposer, ABC):
         those in `reading`; the hidden states of the rest are stored."""
         batch = self.runner.input_batch
         count: int = batch.num_reqs
+        self.missed_tokens_read = 0
         contexts, slots = self.contexts, self.contexts.slots(batch.req_ids)
         begins = batch.num_computed_tokens_cpu[:count].astype(np.int64)
         if k == 0 and common.max_query_len == 1:  # the usual step of a busy engine
@@ -239,6 +241,7 @@ class Drafter(EagleProposer, ABC):
                 tokens_made[index, counts[index] - 1],
             ),
         )
+        self.missed_tokens_read = int(np.maximum(rows.scheduled - rows.start, 0).sum())
         self._sampling = None
         if not sampling.all_greedy:
             self._sampling = DraftSampling(

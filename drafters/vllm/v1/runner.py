@@ -227,6 +227,8 @@ class V1DraftingRunner(Base):
             ours = self.own_drafter.draft(k, *step)
         else:
             ours = self._draft_by_plan(plan, k, step)
+        missed = self.own_drafter.missed_tokens_read
+        self._sources = replace(self._sources, missed_tokens_read=missed)
         self._draft_seconds = perf_counter() - max(began, self.own_drafter.synchronized)
         return ours
 

@@ -336,7 +336,13 @@ class SchedulerHarness:
             ran = self.scheduler.recorder.recent[-1]
             self._check_load(ran.load)
             self._check_verified(ran, offered, lengths, kept)
-        self.cut = {}
+        # Of a running request that this step left out, the next one counts them.
+        self.cut = {
+            name: drafts
+            for name, drafts in self.cut.items()
+            if name not in names and self.requests[name].status == RequestStatus.RUNNING
+        }
+        self.seen["cut and left out"] += len(self.cut)
         if drafts is not None:
             self._check_counts(drafts, k)
             self.scheduler.update_draft_token_ids(DraftTokenIds(names, drafts))
@@ -372,9 +378,9 @@ class SchedulerHarness:
     ) -> None:
         """What the policy is told of drafts. Those that a grammar cut are rejected ones."""
         self.seen["cut"] += sum(kept[name] < made[name] for name in offered)
-        self.seen["cut by a grammar"] += len(self.cut)
-        drafted = {name: len(offered[name]) for name in offered}
-        drafted |= {name: drafts for name, drafts in self.cut.items() if name in made}
+        cut = {name: drafts for name, drafts in self.cut.items() if name in made}
+        self.seen["cut by a grammar"] += len(cut)
+        drafted = {name: len(offered[name]) for name in offered} | cut
         drafts = list(drafted.values())
         right = [made[name] - 1 for name in drafted]
         self.verified_drafts += zip(drafts, right, strict=True)

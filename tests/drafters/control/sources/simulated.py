@@ -86,10 +86,11 @@ class Simulation:
             else:
                 choice = choose_sources(plan, k, candidates)
                 k = choice.k
-            read = 0
+            read = missed = 0
             for candidate, new, by_head in zip(candidates, fresh, choice.head, strict=True):
                 candidate.unread = min(WINDOW, candidate.unread + new)
                 if by_head:
+                    missed += max(0, candidate.unread - new)
                     read, candidate.unread = read + candidate.unread, 0
             pending = [
                 (HEAD, k) if by_head else (LOOKUP, lookup)
@@ -115,6 +116,7 @@ class Simulation:
                     head[0][:K_MAX], head[1][:K_MAX], draft_seconds=draft_s,
                     others=(SourceCounts(LOOKUP, *lookup),) if sum(lookup[0]) else (),
                     looked_up=sum(map(bool, choice.lookups)), matches=tuple(matches),
+                    missed_tokens_read=missed,
                 )
             )  # fmt: skip
 

@@ -60,6 +60,22 @@ def test_the_heads_pass_is_learnt_apart_from_what_it_verifies() -> None:
     assert verified == pytest.approx(PLAIN_S + 3 * DRAFT_S, rel=0.02)
 
 
+@pytest.mark.parametrize("reading", ["prompt", "missed"])
+def test_a_pass_that_reads_more_tells_nothing_of_passes(reading: str) -> None:
+    """The fault: what the head had missed while lookups drafted, and then read, was taken for the
+    cost of its pass, which has a price of its own in a plan."""
+    made = taught(1, 3, k=3)
+    before = made.pass_seconds(1, 3)
+    slow = step(1, 3, k=3)._replace(draft_seconds=5 * PASS_S)
+    if reading == "prompt":
+        slow = slow._replace(load=slow.load._replace(prefill_tokens=40))
+    else:
+        slow = slow._replace(missed_tokens_read=40)
+    for _ in range(50):
+        made.observe(slow, 0.0, settled=True)
+    assert made.pass_seconds(1, 3) == before
+
+
 def test_further_requests_of_a_pass_share_what_it_takes_longer() -> None:
     made = taught(1, 3, k=3)
     for _ in range(300):

@@ -108,13 +108,14 @@ def test_each_source_of_drafts_is_counted_for_itself() -> None:
     the grammar left none. The fault: the lookup that failed lowers the head's acceptance."""
     recorder = StepRecorder(2, 4)
     step, output = scheduled(k=2), ran([1], [2], [3], [4])
-    recorder._cut = {"d": step_recorder._Cut(3, 0)}
+    recorder._cut_from_step = {"d": step_recorder._Cut(3, 0)}
     recorder.begin(step, 0.0, Load(4), {"b": LOOKUP, "c": GRAMMAR, "d": LOOKUP})
     assert [recorder.verified(*counts) for counts in (("a", 2, 1), ("b", 4, 0), ("c", 4, 4))] == [
         HEAD, LOOKUP, GRAMMAR,
     ]  # fmt: skip
     matches = (Match(7, 2, 2), Match(3, 1, 0))
-    WorkerStepOutput(head_k=0, looked_up=("a",), matches=matches).attach(output)
+    extras = WorkerStepOutput(head_k=0, looked_up=("a",), matches=matches, missed_tokens_read=9)
+    extras.attach(output)
     recorder.end(step, output)
     told = told_by(recorder)
     assert (told[0].drafted, told[0].accepted) == ((1, 1), (1, 0))
@@ -124,3 +125,4 @@ def test_each_source_of_drafts_is_counted_for_itself() -> None:
     )
     # The worker skipped the head's pass although K = 2 was scheduled.
     assert (told[0].k, told[0].looked_up, told[0].matches) == (0, 1, matches)
+    assert told[0].missed_tokens_read == 9

@@ -89,7 +89,11 @@ def test_a_back_off_is_caught_up_with(config: VllmConfig) -> None:
         harness.step(K_MAX)
         first = int(harness.drafter.entered.first[0])
         assert (first > 0) == lost and first % size == 0
-        assert int(harness.drafter.entered.start[0]) == max(first, 8)
+        entered = harness.drafter.entered
+        assert int(entered.start[0]) == max(first, 8)
+        assert harness.drafter.missed_tokens_read == int(entered.scheduled[0]) - max(first, 8) > 0
+        harness.step(0)
+        assert harness.drafter.missed_tokens_read == 0
 
 
 def test_a_request_without_drafts_costs_no_pass(config: VllmConfig) -> None:

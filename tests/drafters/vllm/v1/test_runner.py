@@ -1,4 +1,5 @@
-"""Our V1 model runner: logits processors of requests that are not drafted for."""
+"""Our V1 model runner: logits processors of requests that are not drafted for, and what the
+scheduler is told of a pass."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from vllm.v1.sample.logits_processor.builtin import (
     MinTokensLogitsProcessor,
 )
 
+from drafters.vllm.scheduling.step_output import WorkerStepOutput
 from drafters.vllm.v1 import runner
 from drafters.vllm.worker import holds_here
 
@@ -61,3 +63,13 @@ def test_installed_logits_processors_are_refused(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(runner, "entry_points", lambda group: installed)
     with pytest.raises(ValueError, match=r"their:Processor .* not applied to drafted"):
         runner.undrafted_processors(configured(), CPU)
+
+
+def test_the_scheduler_is_told_what_the_head_read_of_earlier_steps() -> None:
+    made: Any = object.__new__(runner.V1DraftingRunner)
+    drafter = SimpleNamespace(draft=lambda *_: [[5]], synchronized=0.0, missed_tokens_read=7)
+    made.own_drafter, made.lookup, made._sources = drafter, None, WorkerStepOutput()
+    scheduled = SimpleNamespace(scheduled_spec_decode_tokens={}, num_spec_tokens_to_schedule=1)
+    nothing = (None,) * 8
+    assert made.propose_draft_token_ids(scheduled, *nothing) == [[5]]
+    assert made._sources.missed_tokens_read == 7

@@ -47,6 +47,9 @@ def create_app(settings: Settings, engine: Engine) -> FastAPI:
     learning = engine.learning = None
     if folder is not None:
         learning = engine.learning = Learning(folder, settings, admission.excluded_from_capture)
+    heads = engine.heads
+    if learning is not None and heads is not None:
+        learning.capture.generation = lambda: heads.generation
     closing: list[Callable[[], None]] = []  # may block; called once nothing runs any more
 
     def on_ready() -> None:

@@ -22,6 +22,8 @@ SHORTEST_MATCH, LONGEST_MATCH = 2, 8
 # tokens come from.
 MAX_K = "aerie_max_k"
 REPORT_TOKENS = "aerie_report_tokens"
+# The gateway's own: that it captures the request, and wants its steps.
+REPORT_STEPS = "aerie_report_steps"
 
 
 def captured_ks(k_max: int) -> tuple[int, ...]:

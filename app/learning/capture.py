@@ -12,6 +12,7 @@ from collections.abc import Callable
 from app.learning.captured_files import CapturedFiles
 from app.observability import metrics
 from drafters.learning.captured import Captured
+from drafters.learning.lineage import STARTED_WITH
 
 logger = logging.getLogger(__name__)
 
@@ -28,9 +29,13 @@ CLOSE_S = 5.0  # how long the end waits for a file system that does not answer
 
 
 class Capture:
-    """Captures sequences: `offer` is called on the event loop and takes microseconds."""
+    """Captures sequences: `offer` is called on the event loop and takes microseconds.
+
+    `generation` returns the number of the head in force, which is entered with each sequence.
+    """
 
     def __init__(self, files: CapturedFiles, steady: Callable[[], float] = time.monotonic) -> None:
+        self.generation: Callable[[], int] = lambda: STARTED_WITH
         self._files = files
         self._steady = steady
         self._queue: deque[Captured] = deque()

@@ -24,7 +24,7 @@ from vllm.v1.metrics.prometheus import unregister_vllm_metrics
 from app.learning.learning import Learning
 from app.llm.answer_logprobs import Alternatives, keep_answer_logprobs, watch_texts
 from app.llm.cache_salt import tenant_cache_salt
-from app.llm.captured_sequences import captured_from, is_captured
+from app.llm.captured_sequences import captured_from, follow, take_steps
 from app.llm.first_token import settle_first_token
 from app.llm.json_whitespace import bounded
 from app.llm.stop_strings import hold_back_beginnings_only
@@ -84,7 +84,7 @@ class GatewayLLM(AsyncLLM):
                 usage.enter(sequence)
                 self._watch(sequence, request.sampling_params)
                 captures = usage.captured_as is not None and not searches_with_beams()
-                if captures and is_captured(request):
+                if captures and follow(request, sequence):
                     usage.followed.append(sequence)
             self._report_load()
 
@@ -95,6 +95,8 @@ class GatewayLLM(AsyncLLM):
         def process_finite(outputs: list[EngineCoreOutput], *args: Any, **kwargs: Any) -> Any:
             aborted = end_non_finite(outputs)
             record(outputs, self.output_processor.request_states)
+            if self.learning is not None:
+                take_steps(outputs, self.output_processor.request_states)
             processed = process(outputs, *args, **kwargs)
             processed.reqs_to_abort.extend(aborted)
             self._report_load()
@@ -146,10 +148,11 @@ class GatewayLLM(AsyncLLM):
         usage.end(request_id)
         if self.learning is None or usage.captured_as is None:
             return
+        capture = self.learning.capture
         for sequence in usage.end_followed(request_id):
-            captured = captured_from(sequence, usage.captured_as)
+            captured = captured_from(sequence, usage.captured_as, capture.generation())
             if captured is not None:
-                self.learning.capture.offer(captured)
+                capture.offer(captured)
 
     def _report_load(self) -> None:
         if self.learning is not None:

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from app.validation.field_checks import invalid
-from drafters.config import MAX_K, REPORT_TOKENS
+from drafters.config import MAX_K, REPORT_STEPS, REPORT_TOKENS
 
 FIELD = "speculation"
 MEMBERS = ("enabled", "max_k", "tokens")
@@ -30,6 +30,8 @@ def take_options(
         _check_count(extra[MAX_K], f"vllm_xargs.{MAX_K}")
     if isinstance(extra, dict) and REPORT_TOKENS in extra:
         raise invalid(f"vllm_xargs.{REPORT_TOKENS}", f"Use '{FIELD}.tokens' instead.")
+    if isinstance(extra, dict) and REPORT_STEPS in extra:
+        raise invalid(f"vllm_xargs.{REPORT_STEPS}", "It is the gateway's own.")
     asked = payload.pop(FIELD, None)
     if asked is None:
         return

@@ -1,4 +1,4 @@
-"""Captured sequences: the token ids of a prompt and its answer.
+"""Captured sequences: the token ids of a prompt and its answer, and which drafts were accepted.
 
 A file has one JSON object a line. Its last line may be cut off, by a kill or a full disk: readers
 leave it out. Ids are base64 of little-endian 32-bit integers, which is half as long as digits and
@@ -28,16 +28,23 @@ class Captured:
 
     at: float  # seconds since 1970, when it ended
     tenant: str  # "" without keys
+    generation: int  # of the head in force when it ended
     prompt: Sequence[int]  # token ids
     answer: Sequence[int]  # token ids
+    # Of each engine step: draft tokens of the head, and how many drafts were accepted, of another
+    # source where the head drafted none. A step makes one token more than it accepts. The last
+    # steps of an answer may be missing, and the last one may have made more than the answer has.
+    steps: Sequence[tuple[int, int]]
 
     def line(self) -> bytes:
         """The sequence as a line of a file, with its line feed."""
         entry = {
             "at": round(self.at, 3),
             "tenant": self.tenant,
+            "generation": self.generation,
             "prompt": _encoded(self.prompt),
             "answer": _encoded(self.answer),
+            "steps": _encoded([count for step in self.steps for count in step]),
         }
         return json.dumps(entry, separators=(",", ":")).encode() + b"\n"
 
@@ -46,11 +53,14 @@ class Captured:
         """The sequence in a line. Raises ValueError if the line is not one."""
         try:
             entry = json.loads(line)
+            counts = _decoded(entry["steps"])
             return cls(
                 at=float(entry["at"]),
                 tenant=str(entry["tenant"]),
+                generation=int(entry["generation"]),
                 prompt=_decoded(entry["prompt"]),
                 answer=_decoded(entry["answer"]),
+                steps=list(zip(counts[::2], counts[1::2], strict=True)),
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a captured sequence: {error!r}") from None

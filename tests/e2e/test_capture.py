@@ -107,18 +107,46 @@ def learning(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     made.gateway.kill()
 
 
+def steps_fit(sequence: Captured) -> bool:
+    """Whether the steps make the answer, but for what the last one made beyond its end."""
+    made = sum(1 + accepted for _, accepted in sequence.steps)
+    last = sequence.steps[-1][1] if sequence.steps else 0
+    return 0 <= made - len(sequence.answer) <= last
+
+
 def test_what_was_served_can_be_read_back(learning: Served) -> None:
     before = learning.count
     learning.clients["search"].patch(PATH, json={"objective": "fixed", "k": 5})
     answer = learning.complete("search", max_tokens=100, prompt="class Reader:", n=2)
+    assert "per_step_drafted" not in str(answer)
     learning.wait_for(before + 2)
     *_, first, second = learning.sequences()
     tokenizer = AutoTokenizer.from_pretrained(TARGET)
     for sequence, choice in zip((first, second), answer["choices"], strict=True):
         assert tokenizer.decode(list(sequence.prompt)) == "class Reader:"
         assert tokenizer.decode(list(sequence.answer)) == choice["text"]
-        assert sequence.tenant == "search"
+        assert (sequence.tenant, sequence.generation) == ("search", 0)
         assert abs(sequence.at - time.time()) < 60
+        assert steps_fit(sequence)
+        drafted, accepted = map(sum, zip(*sequence.steps, strict=True))
+        assert drafted > accepted > 0
+
+
+def test_stop_strings_token_reports_and_streams_have_steps_too(learning: Served) -> None:
+    before = learning.count
+    prompts = ["import os\n", "def area(width", "for name in"]
+    answers = [learning.complete("search", max_tokens=60, prompt=prompt) for prompt in prompts]
+    text = answers[1]["choices"][0]["text"]
+    stop = next(
+        text[at : at + 9] for at in range(100, len(text)) if text.find(text[at : at + 9]) == at
+    )
+    stopped = learning.complete("search", max_tokens=60, prompt=prompts[1], stop=[stop])
+    assert stopped["choices"][0]["finish_reason"] == "stop"
+    learning.complete("search", max_tokens=60, prompt=prompts[1], speculation={"tokens": True})
+    learning.wait_for(before + 5)
+    found = learning.sequences()[-5:]
+    assert all(steps_fit(sequence) for sequence in found)
+    assert all(sum(drafted for drafted, _ in sequence.steps) for sequence in found)
 
 
 def test_who_is_excluded_and_what_is_short_is_not_written(learning: Served) -> None:
@@ -147,6 +175,7 @@ def test_a_client_that_leaves_is_captured_as_far_as_it_got(learning: Served) -> 
     learning.wait_for(before + 1)
     sequence = learning.sequences()[-1]
     assert 16 <= len(sequence.answer) < 1500
+    assert sum(1 + accepted for _, accepted in sequence.steps) <= len(sequence.answer)
 
 
 def test_the_load_is_told_while_requests_run(learning: Served) -> None:

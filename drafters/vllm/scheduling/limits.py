@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from drafters.config import MAX_K, REPORT_TOKENS
+from drafters.config import MAX_K, REPORT_STEPS, REPORT_TOKENS
 
 SMALLEST_MIN_P = 1e-5  # below it vLLM takes min_p for 0 (vllm/sampling_params.py, _SAMPLING_EPS)
 
@@ -35,3 +35,8 @@ def follows_counts(params: Any) -> bool:
 def reports_tokens(params: Any) -> bool:
     """Whether a request asked where its tokens come from."""
     return params is not None and bool((params.extra_args or {}).get(REPORT_TOKENS))
+
+
+def reports_steps(params: Any) -> bool:
+    """Whether the gateway captures a request, and wants to know the drafts of its steps."""
+    return params is not None and bool((params.extra_args or {}).get(REPORT_STEPS))

@@ -25,8 +25,10 @@ from drafters.vllm.scheduling.forced_spans import ForcedSpans
 from drafters.vllm.scheduling.limits import (
     draft_limit,
     follows_counts,
+    reports_steps,
     reports_tokens,
 )
+from drafters.vllm.scheduling.request_steps import RequestSteps
 from drafters.vllm.scheduling.source_counts import RequestSourceCounts
 from drafters.vllm.scheduling.step_output import WorkerStepOutput, attach_plan, plan_of
 from drafters.vllm.scheduling.step_recorder import StepRecorder, keeps_drafts, load_of
@@ -97,6 +99,9 @@ class DraftingScheduler(Scheduler):
         self._sources: dict[str, str] = {}
         # Of the requests that asked where their tokens come from.
         self._source_counts: dict[str, RequestSourceCounts] = {}
+        # Of the requests that are captured, and what the step that ends verified of each.
+        self._steps: dict[str, RequestSteps] = {}
+        self._verified: dict[str, tuple[int, int]] = {}
         # On V2 the newest tokens are on the device when the next step is scheduled.
         self._forced: ForcedSpans | None = None
         if self.brings_drafts:
@@ -114,6 +119,8 @@ class DraftingScheduler(Scheduler):
             self._limits[request.request_id] = limit
         if reports_tokens(request.sampling_params):
             self._source_counts[request.request_id] = RequestSourceCounts()
+        elif reports_steps(request.sampling_params):
+            self._steps[request.request_id] = RequestSteps()
         super().add_request(request)
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
@@ -144,7 +151,7 @@ class DraftingScheduler(Scheduler):
         self._trim()
 
     def _choose(self, scheduled: SchedulerOutput) -> None:
-        for by_request in (self._limits, self._source_counts):
+        for by_request in (self._limits, self._source_counts, self._steps):
             for name in by_request.keys() - self.requests.keys():
                 del by_request[name]
         if self._forced is not None:
@@ -225,6 +232,8 @@ class DraftingScheduler(Scheduler):
         source = self.recorder.verified(name, drafts, accepted)
         if name in self._source_counts:
             self._source_counts[name].add(source, drafts, accepted)
+        if name in self._steps:
+            self._verified[name] = (drafts if source == HEAD else 0, accepted)
         return super().make_spec_decoding_stats(stats, **counts)
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
@@ -268,6 +277,9 @@ class DraftingScheduler(Scheduler):
         for client in outputs.values():
             for output in client.outputs:
                 counts, name = output.spec_decode_metrics, output.request_id
+                steps = self._steps.get(name)
+                if steps is not None and output.new_token_ids:
+                    steps.add(*self._verified.get(name, (0, 0)))
                 request = self.requests.get(name)
                 if (
                     counts is None
@@ -278,6 +290,8 @@ class DraftingScheduler(Scheduler):
                 by_source = self._source_counts.get(name)
                 if counts is not None and by_source is not None:
                     output.spec_decode_metrics = by_source.attached_to(counts)
+                elif steps is not None:
+                    output.spec_decode_metrics = steps.sent_with(counts, output.finished)
                 elif counts is not None and output.spec_decode_metrics is None:
                     output.spec_decode_metrics = replace(
                         counts,
@@ -285,6 +299,7 @@ class DraftingScheduler(Scheduler):
                         per_step_accepted=[],
                         per_step_drafted=[],
                     )
+        self._verified.clear()
 
     def get_grammar_bitmask(self, scheduler_output: SchedulerOutput) -> Any:
         """Let the policy learn from earlier steps. vLLM calls this in every step while the workers

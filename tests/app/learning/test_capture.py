@@ -27,7 +27,7 @@ from tests.waiting import until
 
 
 def sequence(number: int = 0, tenant: str = "", tokens: int = 20) -> Captured:
-    return Captured(float(number), tenant, list(range(tokens - 4)), [7] * 4)
+    return Captured(float(number), tenant, 0, list(range(tokens - 4)), [7] * 4, [(5, 2)])
 
 
 def value(metric: object) -> float:
@@ -94,6 +94,7 @@ def test_what_is_offered_is_written_and_counted(capture: Capture, tmp_path: Path
     found = list(read(tmp_path))
     assert sorted(each.at for each in found) == list(map(float, range(30)))
     assert Counter(each.tenant for each in found) == {"a": 15, "b": 15}
+    assert list(found[0].steps) == [(5, 2)]
     until(
         lambda: value(metrics.LEARNING_BYTES) == sum(f.stat().st_size for f in tmp_path.iterdir())
     )
@@ -315,7 +316,7 @@ capture.start()
 print("begun", flush=True)
 number = 0
 while True:
-    capture.offer(Captured(float(number), "", [number] * 3000, [1] * 500))
+    capture.offer(Captured(float(number), "", 0, [number] * 3000, [1] * 500, []))
     number += 1
 """
 

@@ -24,7 +24,7 @@ DAY = 86_400.0
 
 
 def line(tenant: str, number: int, tokens: int = 20) -> bytes:
-    return Captured(float(number), tenant, [number] * tokens, [1] * 4).line()
+    return Captured(float(number), tenant, 0, [number] * tokens, [1] * 4, []).line()
 
 
 def files(folder: Path, budget: int = 2**20, **changes: Clock) -> CapturedFiles:

@@ -1,4 +1,5 @@
-"""What the application joins: nothing is kept of tenants that are excluded."""
+"""What the application joins: the generation that drafts is entered with each captured sequence,
+and nothing is kept of tenants that are excluded."""
 
 from __future__ import annotations
 
@@ -12,6 +13,19 @@ from drafters.learning.captured import FOLDER, Captured, read
 from tests.app.fake_engine import TARGET
 
 HEAD = TARGET.parent / "p-eagle"
+
+
+def test_sequences_are_captured_with_the_generation_that_drafts(tmp_path: Path) -> None:
+    folder = tmp_path / "learning"
+    given = {"model": str(TARGET), "drafter": str(HEAD), "learn": str(folder), "learn_train": False}
+    settings = load(given, {})
+    engine = Engine(settings)
+    create_app(settings, engine)
+    assert engine.learning is not None and engine.heads is not None
+    assert engine.learning.capture.generation() == 0
+    engine.heads.generation = 3
+    assert engine.learning.capture.generation() == 3
+    engine.learning.folder.close()
 
 
 KEYS = """
@@ -36,7 +50,7 @@ def test_a_tenant_that_is_excluded_by_new_keys_loses_what_was_captured(tmp_path:
     capture = engine.learning.capture
     capture._closing.set()  # it does not rest then
     for tenant in ("law", "mail", "search"):
-        capture.offer(Captured(1.0, tenant, [1] * 20, [2] * 20))
+        capture.offer(Captured(1.0, tenant, 0, [1] * 20, [2] * 20, []))
     capture._work()
     capture._tidy_at = 0.0
     capture._work()

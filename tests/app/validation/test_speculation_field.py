@@ -55,6 +55,7 @@ def test_a_limit_is_carried_to_the_engine(given: dict[str, Any], carried: dict[s
         ({"speculation": {"tokens": True}, "echo": True}, "speculation.tokens"),
         ({"speculation": {"tokens": True}, "include_reasoning": False}, "speculation.tokens"),
         ({"vllm_xargs": {"aerie_report_tokens": 1}}, "vllm_xargs.aerie_report_tokens"),
+        ({"vllm_xargs": {"aerie_report_steps": 0}}, "vllm_xargs.aerie_report_steps"),
         ({"speculation": {"enabled": False, "max_k": -1}}, "speculation.max_k"),
         ({"vllm_xargs": {"aerie_max_k": "many"}}, "vllm_xargs.aerie_max_k"),
         ({"vllm_xargs": {"aerie_max_k": [3]}}, "vllm_xargs.aerie_max_k"),

@@ -25,7 +25,7 @@ def test_new_tokens_are_those_that_a_round_could_use_and_none_has_looked_at(tmp_
     (tmp_path / FOLDER).mkdir()
 
     def answered(at: float, prompt: int, tokens: int, tenant: str = "") -> bytes:
-        return Captured(at, tenant, [prompt, 2], [3] * tokens).line()
+        return Captured(at, tenant, 0, [prompt, 2], [3] * tokens, []).line()
 
     new_tokens = _NewTokens(argparse.Namespace(folder=tmp_path, max_length=100))
     assert new_tokens.count(0.0) == 0
@@ -45,8 +45,8 @@ def test_a_file_that_did_not_change_is_not_read_again(
 ):
     (tmp_path / FOLDER).mkdir()
     first, second = tmp_path / FOLDER / "a.jsonl", tmp_path / FOLDER / "b.jsonl"
-    first.write_bytes(Captured(1000.0, "", [1, 2], [3] * 20).line() * 5)
-    second.write_bytes(Captured(1001.0, "", [1, 2], [3] * 20).line())
+    first.write_bytes(Captured(1000.0, "", 0, [1, 2], [3] * 20, []).line() * 5)
+    second.write_bytes(Captured(1001.0, "", 0, [1, 2], [3] * 20, []).line())
     decoded, of_line = [], Captured.of_line
     monkeypatch.setattr(Captured, "of_line", lambda line: decoded.append(line) or of_line(line))
     new_tokens = _NewTokens(argparse.Namespace(folder=tmp_path, max_length=100))
@@ -55,7 +55,7 @@ def test_a_file_that_did_not_change_is_not_read_again(
     assert new_tokens.count(1000.5) == 0
     assert len(decoded) == 6
     with second.open("ab") as out:
-        out.write(Captured(1002.0, "", [5], [3] * 30).line())
+        out.write(Captured(1002.0, "", 0, [5], [3] * 30, []).line())
     assert new_tokens.count(1000.5) == 30
     assert len(decoded) == 8
     first.unlink()
@@ -75,7 +75,7 @@ def test_the_log_says_what_is_left_out_when_that_changes(
         if len(looks) > 3:
             raise KeyboardInterrupt
         with file.open("ab") as out:
-            out.write(Captured(1000.0 + len(looks), "", [1] * 200, [3] * 20).line())
+            out.write(Captured(1000.0 + len(looks), "", 0, [1] * 200, [3] * 20, []).line())
 
     monkeypatch.setattr(time, "sleep", sleep)
     args = argparse.Namespace(folder=tmp_path, max_length=100, new_tokens=40)
@@ -109,7 +109,7 @@ def test_a_learner_with_another_head_begins_no_round(tmp_path: Path) -> None:
     folder, work = tmp_path / "dir", tmp_path / "dir" / "work"
     work.mkdir()
     (folder / FOLDER).mkdir()
-    sequence = Captured(1000.0, "", [1, 2], [3] * 40)
+    sequence = Captured(1000.0, "", 0, [1, 2], [3] * 40, [])
     (folder / FOLDER / "a.jsonl").write_bytes(sequence.line())
     Lineage(folder).descend_from(first_head("a/target", None, str(tmp_path / "new")))
     done = subprocess.run(

@@ -42,7 +42,7 @@ def captured(chats: list[list[list[int]]], at: float = 0.0) -> list[Captured]:
     draw = random.Random(3)
     prompts = [each[turn] for turn in range(max(map(len, chats))) for each in chats
                if turn < len(each)]  # fmt: skip
-    return [Captured(at + n, "a", prompt, message(draw)) for n, prompt in enumerate(prompts)]
+    return [Captured(at + n, "a", 0, prompt, message(draw), []) for n, prompt in enumerate(prompts)]
 
 
 @pytest.mark.parametrize("hidden", [0, 5])

@@ -56,7 +56,7 @@ def as_captured(tenant: str, answered: Iterable[tuple[int, Text]]) -> list[Captu
     for number, text in answered:
         ids = text.tokens.tolist()
         prompt, answer = ids[: text.prompt], ids[text.prompt :]
-        found.append(Captured(1000.0 + number, tenant, prompt, answer))
+        found.append(Captured(1000.0 + number, tenant, 0, prompt, answer, []))
     return found
 
 
@@ -446,7 +446,7 @@ def test_a_head_drafts_the_tokens_of_its_traffic(
 def random_ids(tenant: str, count: int) -> list[Captured]:
     draw = random.Random(4)
     return [
-        Captured(1020.0, tenant, prompt, [draw.randrange(VOCABULARY) for _ in range(STEPS)])
+        Captured(1020.0, tenant, 0, prompt, [draw.randrange(VOCABULARY) for _ in range(STEPS)], [])
         for prompt in prompts(count, seed=5)
     ]
 

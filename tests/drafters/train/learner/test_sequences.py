@@ -15,7 +15,7 @@ def sequences(tenant: str, count: int, answer: int = 20, seed: int = 0) -> Itera
     draw = random.Random(f"{tenant} {seed}")
     for number in range(count):
         prompt = [draw.randrange(1000) for _ in range(12)]
-        yield Captured(float(number), tenant, prompt, [draw.randrange(1000)] * answer)
+        yield Captured(float(number), tenant, 0, prompt, [draw.randrange(1000)] * answer, [])
 
 
 def tokens_of(found: list[Captured], tenant: str) -> int:
@@ -92,7 +92,7 @@ def test_every_tenant_has_enough_answers_to_be_judged_by():
 
 def test_a_prompt_is_on_one_side_only_whoever_sends_it_and_however_often():
     items = list(sequences("a", 400))
-    again = [Captured(500.0, "b", item.prompt, [7] * 20) for item in items]
+    again = [Captured(500.0, "b", 0, item.prompt, [7] * 20, []) for item in items]
     chosen = choose(items + again, answer_tokens=10**6, vocabulary=1000, max_length=100)
     trained = {tuple(item.prompt) for item in chosen.trained}
     held_back = {tuple(item.prompt) for item in chosen.held_back}
@@ -112,7 +112,7 @@ def test_where_prompts_are_few_answers_are_held_back_too(held_back: bool):
         if is_held_back(prompt) == (held_back and not prompts):
             prompts.append(prompt)
     items = [
-        Captured(float(n), "a", prompts[n % 5], [draw.randrange(1000) for _ in range(20)])
+        Captured(float(n), "a", 0, prompts[n % 5], [draw.randrange(1000) for _ in range(20)], [])
         for n in range(400)
     ]
     chosen = choose(items, answer_tokens=10**6, vocabulary=1000, max_length=100)
@@ -134,7 +134,7 @@ def test_where_answers_hold_back_no_more_prompts_do():
 def answers_to(prompt: list[int], tenant: str, count: int) -> list[Captured]:
     draw = random.Random(2)
     return [
-        Captured(float(n), tenant, prompt, [draw.randrange(1000) for _ in range(20)])
+        Captured(float(n), tenant, 0, prompt, [draw.randrange(1000) for _ in range(20)], [])
         for n in range(count)
     ]
 
@@ -190,11 +190,11 @@ def test_what_cannot_be_learned_from_is_left_out_and_counted():
     good = list(sequences("a", 3))
     bad = [
         good[0],
-        Captured(1.0, "a", [1, 2], [1000, 3]),
-        Captured(1.0, "a", [1000, 2], [1, 3]),
-        Captured(1.0, "a", [1], [5]),
-        Captured(1.0, "a", [], [5, 6]),
-        Captured(1.0, "a", [1] * 99, [5, 6]),
+        Captured(1.0, "a", 0, [1, 2], [1000, 3], []),
+        Captured(1.0, "a", 0, [1000, 2], [1, 3], []),
+        Captured(1.0, "a", 0, [1], [5], []),
+        Captured(1.0, "a", 0, [], [5, 6], []),
+        Captured(1.0, "a", 0, [1] * 99, [5, 6], []),
     ]
     chosen = choose(good + bad, answer_tokens=1000, vocabulary=1000, max_length=100)
     assert len(chosen.trained) + len(chosen.held_back) == 3

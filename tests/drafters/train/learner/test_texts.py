@@ -48,13 +48,13 @@ def test_random_ids_are_improbable_and_the_targets_own_words_are_not(target: Fro
 
 
 def test_a_text_is_a_prompt_and_its_answer():
-    text = text_of(Captured(0.0, "", [1, 2, 3], [4, 5]))
+    text = text_of(Captured(0.0, "", 0, [1, 2, 3], [4, 5], []))
     assert text.tokens.tolist() == [1, 2, 3, 4, 5] and text.prompt == 3
 
 
 def test_prompts_are_bounded_and_each_tenant_keeps_its_newest():
-    long = [Captured(float(at), "long", [1] * 400, [2] * 2) for at in range(300)]
-    short = [Captured(float(at), "short", [1] * 10, [2] * 20) for at in range(20)]
+    long = [Captured(float(at), "long", 0, [1] * 400, [2] * 2, []) for at in range(300)]
+    short = [Captured(float(at), "short", 0, [1] * 10, [2] * 20, []) for at in range(20)]
     found = within_prompt_tokens(long + short, 10_000)
     assert sum(len(item.prompt) for item in found) <= 10_000
     assert [item.at for item in found if item.tenant == "long"] == list(range(288, 300))

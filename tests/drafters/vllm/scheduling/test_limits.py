@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from vllm import SamplingParams
 
-from drafters.config import MAX_K, REPORT_TOKENS
+from drafters.config import MAX_K, REPORT_STEPS, REPORT_TOKENS
 from drafters.vllm.scheduling.limits import draft_limit, follows_counts
 
 
@@ -41,6 +41,7 @@ def test_the_limit_of_a_request(options: dict[str, Any] | None, v1: int, v2: int
         ({"stop_token_ids": [3]}, False),  # the engine core ends these itself
         ({"extra_args": {MAX_K: 2}}, False),
         ({"extra_args": {REPORT_TOKENS: 1}}, True),
+        ({"extra_args": {REPORT_STEPS: 1}}, False),  # every few steps
     ],
 )
 def test_whose_counts_the_gateway_follows(options: dict[str, Any], follows: bool) -> None:

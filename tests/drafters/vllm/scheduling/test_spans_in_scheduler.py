@@ -14,7 +14,7 @@ from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request
 
 from bench.simulate.fixed import Fixed
-from drafters.config import GRAMMAR, REPORT_TOKENS, SOURCES
+from drafters.config import GRAMMAR, REPORT_STEPS, REPORT_TOKENS, SOURCES
 from drafters.control.policy import Step
 from drafters.control.sources.draft_plan import DraftPlan
 from drafters.vllm.scheduling.forced_spans import forced_text
@@ -72,14 +72,14 @@ class Served:
 
     def __init__(
         self, config: VllmConfig, spans: tuple[float, ...] = ALWAYS, *,
-        limit: int | None = None,
+        limit: int | None = None, reported: str = REPORT_TOKENS,
     ) -> None:  # fmt: skip
         self.harness = harness = SchedulerHarness(config, seed=1, window=6, blocks=120)
         self.scheduler = harness.scheduler
         self.scheduler.k_policy = self.policy = Planning(spans)
         self.scheduler.structured_output_manager.tokenizer = TOKENIZER
         self.left = TOKENIZER.encode(ANSWER, add_special_tokens=False)
-        extra: dict[str, Any] = {REPORT_TOKENS: True} | ({} if limit is None else {MAX_K: limit})
+        extra: dict[str, Any] = {reported: True} | ({} if limit is None else {MAX_K: limit})
         params = SamplingParams(
             max_tokens=len(self.left), ignore_eos=True, extra_args=extra,
             structured_outputs=StructuredOutputsParams(json_object=True),
@@ -175,3 +175,25 @@ def test_requests_that_ended_are_forgotten(config: VllmConfig) -> None:
     served.harness.arrive(prompt=3, most=1)
     served.scheduler.schedule()
     assert not forced._is_short and not forced._ahead
+
+
+def test_a_captured_request_has_its_steps_sent_once(config: VllmConfig) -> None:
+    """Spans are another source's: of the head there are 0 drafts in those steps."""
+    served = Served(config, reported=REPORT_STEPS)
+    served.run()
+    told = [counts for each in served.outputs if (counts := each.spec_decode_metrics) is not None]
+    assert len(told) < len(served.outputs)
+    assert all(not counts.histogram for counts in told[:-1])
+    steps = [
+        step
+        for counts in told
+        for step in zip(counts.per_step_drafted, counts.per_step_accepted, strict=True)
+    ]
+    made = [len(output.new_token_ids) for output in served.outputs]
+    assert steps == [(0, tokens - 1) for tokens in made]
+    head = Served(config, reported=REPORT_STEPS)
+    head.run(drafts=in_bytes)
+    drafted = [n for each in head.outputs if each.spec_decode_metrics is not None
+               for n in each.spec_decode_metrics.per_step_drafted]  # fmt: skip
+    assert drafted == list(map(len, head.drafted))
+    assert sum(drafted) > 0

@@ -187,6 +187,7 @@ class Round:
                 "new_draft_tokens": len(change.added),
                 "from": _when(min(item.at for item in kept)),
                 "to": _when(max(item.at for item in kept)),
+                "first_drafts": _first_drafts(kept),
                 "tenants": _tokens_by_tenant(trained),
                 "left_out": dict(left_out),
             },
@@ -343,6 +344,18 @@ def _held_back_by(by_answer: Iterable[bool]) -> str:
     """What decided which sequences are held back; "both" where it differs between tenants."""
     kinds = set(by_answer)
     return "both" if len(kinds) > 1 else "prompt and answer" if True in kinds else "prompt"
+
+
+def _first_drafts(sequences: Iterable[Captured]) -> dict[str, dict[str, int]]:
+    """By the generation that drafted, how many of the head's drafts were verified while these were
+    served, and of how many the first token was accepted: the share does not depend on K."""
+    found: dict[str, dict[str, int]] = {}
+    for sequence in sequences:
+        drafts = [accepted > 0 for drafted, accepted in sequence.steps if drafted]
+        counts = found.setdefault(str(sequence.generation), {"verified": 0, "accepted": 0})
+        counts["verified"] += len(drafts)
+        counts["accepted"] += sum(drafts)
+    return found
 
 
 def _tokens_by_tenant(sequences: Sequence[Captured]) -> dict[str, int]:

@@ -56,7 +56,9 @@ def as_captured(tenant: str, answered: Iterable[tuple[int, Text]]) -> list[Captu
     for number, text in answered:
         ids = text.tokens.tolist()
         prompt, answer = ids[: text.prompt], ids[text.prompt :]
-        found.append(Captured(1000.0 + number, tenant, 0, prompt, answer, []))
+        # Two drafts of the head, of which one failed, and one of another source.
+        steps = [(3, 2), (1, 0), (0, 4)]
+        found.append(Captured(1000.0 + number, tenant, 0, prompt, answer, steps))
     return found
 
 
@@ -115,6 +117,7 @@ def test_a_round_makes_a_candidate_that_drafts_better(options: argparse.Namespac
     assert data["held_back_by"] == "prompt"
     assert facts["replay"]["captured"]["prompts"] == data["held_back"]
     assert data["tenants"] == {"alice": data["tokens"]}
+    assert data["first_drafts"] == {"0": {"verified": 120, "accepted": 60}}
     assert (data["from"], data["to"]) == ("1970-01-01T00:16:40+00:00", "1970-01-01T00:17:39+00:00")
     assert facts["training"]["steps"] > 10 and facts["selector_training"] is None
     assert len(facts["training"]["loss_per_depth"]) == 3

@@ -90,7 +90,9 @@ async def scenario(engine: Engine, heads: HeadGenerations, lineage: Lineage, tmp
 
         assert engine.speculation is not None
         rows = {row["generation"]: row for row in engine.speculation.drafts.rows()}
-        share = {number: row["accepted"] / row["drafted"] for number, row in rows.items()}
+        share = {
+            number: row["first_accepted"] / row["first_drafted"] for number, row in rows.items()
+        }
         assert share[better] > share[0] > share[worse]
 
         broken = add(lineage, HEAD, tmp, KEPT)

@@ -26,8 +26,7 @@ from bench.simulate.compare import (
 )
 from bench.simulate.engine import SimulatedEngine
 from bench.simulate.fit import FITTED_WORKLOAD, Place
-from bench.simulate.hardware import Hardware
-from bench.simulate.shared_machine import SLOW_AFTER_DRAFTS, SharedPace
+from bench.simulate.hardware import SLOW_AFTER_DRAFTS, Hardware, SharedPace
 from bench.simulate.traces import Trace
 from drafters.control import cost_table
 from drafters.control.controller import Controller

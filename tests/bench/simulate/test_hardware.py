@@ -11,7 +11,7 @@ import pytest
 
 from bench.simulate.engine import Request, SimulatedEngine
 from bench.simulate.fixed import Fixed
-from bench.simulate.shared_machine import BUSY_S, QUIET_S, WANDERING, SharedPace
+from bench.simulate.hardware import BUSY_S, QUIET_S, WANDERING, SharedPace
 from bench.simulate.traces import Clients
 from tests.drafters.control.engines import CPU, PROSE
 

@@ -118,18 +118,18 @@ HEAD_GENERATION = Gauge(
     "aerie_head_generation",
     "Generation of the draft head that drafts; 0 is the one that the gateway was started with.",
 )
-# Only position 1 is comparable: a better head is given a larger K, and far positions are accepted
-# less.
-HEAD_FIRST_DRAFTED = Counter(
-    "aerie_head_first_drafts_verified_total",
-    "Draft tokens of the head at position 1 that were verified, by the generation in force. The 8 "
-    "that drafted last are exported.",
+# Their ratio, the accepted tokens of a draft, compares heads; no share does
+# (app/engine/heads/drafts.py).
+HEAD_DRAFTS = Counter(
+    "aerie_head_drafts_verified_total",
+    "Drafts of the head that were verified, one for each request and step, by the generation in "
+    "force. The 8 that drafted last are exported.",
     ["generation"],
 )
-HEAD_FIRST_ACCEPTED = Counter(
-    "aerie_head_first_drafts_accepted_total",
-    "Draft tokens of the head at position 1 that were accepted, by the generation in force. The 8 "
-    "that drafted last are exported.",
+HEAD_ACCEPTED = Counter(
+    "aerie_head_accepted_tokens_total",
+    "Accepted tokens of the head's drafts, by the generation in force. The 8 that drafted last are "
+    "exported.",
     ["generation"],
 )
 HEAD_SWAPS = _by(

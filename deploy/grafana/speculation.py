@@ -23,8 +23,8 @@ STEPS, STEPS_K = "aerie_steps_total", "aerie_steps_k_total"
 DRAFTED, ACCEPTED = "aerie_drafts_verified_total", "aerie_drafts_accepted_total"
 BY_SOURCE = "aerie_source_drafts_verified_total", "aerie_source_drafts_accepted_total"
 BY_GENERATION = (
-    "aerie_head_first_drafts_verified_total",
-    "aerie_head_first_drafts_accepted_total",
+    "aerie_head_drafts_verified_total",
+    "aerie_head_accepted_tokens_total",
 )
 TOKENS = "vllm:generation_tokens_total"
 NOW = "5m"  # window of the figures at the top
@@ -275,13 +275,11 @@ def _learning() -> tuple[str, list[Any]]:
     swaps = rate("aerie_head_swap_seconds_sum"), rate("aerie_head_swap_seconds_count")
     return "Heads that learn", [
         lines(
-            "Accepted at position 1 by generation of the head",
-            "Of the first draft tokens of a generation, the share that was accepted: with all of "
-            "them, a better head could look worse, as it is given a larger K. While one is tried, "
-            "two draft in turn; 0 is the head that the gateway was started with.",
+            "Accepted tokens of a draft by generation of the head",
+            "How many tokens of a generation's draft were accepted. It also falls with K, so under "
+            "a higher load: compare generations at the same hours. While one is tried, two draft "
+            "in turn; 0 is the head that the gateway was started with.",
             [Query(ratio(accepted, verified, "generation"), "generation {{generation}}")],
-            unit="percentunit",
-            most=1,
         ),
         lines(
             "Generation that drafts",

@@ -80,22 +80,23 @@ function Acceptance({ rows }) {
   );
 }
 
-/** How often the first draft token of each generation of a head that learns was accepted: unlike that of all draft
-    tokens, this share does not depend on K. */
+/** How many tokens of a draft were accepted, of each generation of a head that learns: unlike a share of its tokens,
+    more for a better head, whatever K it is given. */
 function Generations({ head }) {
   const { trial } = head;
+  const most = Math.max(...head.drafts.map(({ drafts, accepted }) => accepted / drafts));
   return (
     <figure class="chart acceptance" data-figure="generations">
-      <figcaption><span class="chart-title">Accepted at position 1, by generation of the head</span></figcaption>
+      <figcaption><span class="chart-title">Accepted tokens of a draft, by generation of the head</span></figcaption>
       {head.drafts.length ? (
         <table>
           <thead class="hidden"><tr><th scope="col">Generation</th><th scope="col">Accepted</th></tr></thead>
-          <tbody>{head.drafts.map(({ generation, first_drafted, first_accepted }) => (
+          <tbody>{head.drafts.map(({ generation, drafts, accepted }) => (
             <tr key={generation} class={generation === head.generation ? "" : "unknown"}>
               <th scope="row">{generation}</th>
               <td>
-                <svg viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true"><rect width={100 * first_accepted / first_drafted} height="8" /></svg>
-                <span>{percent(first_accepted / first_drafted)}</span>
+                <svg viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true"><rect width={100 * accepted / drafts / (most || 1)} height="8" /></svg>
+                <span>{(accepted / drafts).toFixed(2)}</span>
               </td>
             </tr>
           ))}</tbody>

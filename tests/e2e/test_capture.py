@@ -249,7 +249,7 @@ def test_whoever_looks_sees_which_head_drafts(client: httpx.Client) -> None:
         "generation": 1, "pinned": 1, "learned": True, "trial": None, "problem": None,
     }  # fmt: skip
     assert metric(client, "aerie_head_generation") == 1.0
-    assert metric(client, "aerie_head_first_drafts_verified_total") > 0
+    assert metric(client, "aerie_head_drafts_verified_total") > 0
     assert metric(client, "aerie_head_swaps_total") > 0
     assert metric(client, "aerie_head_swap_seconds_count") > 0
     shown = client.get("/page/figures").json()["head"]

@@ -1,8 +1,10 @@
-"""First draft tokens by generation of the head: what the page and the metrics show of each.
+"""Drafts by generation of the head: what the page and the metrics show of each.
 
-K adapts: a better head is given a larger K, and later positions are accepted less. So the share of
-all draft tokens that were accepted can fall where the head is better. At position 1, which every
-draft has, it says which head is better.
+What compares heads is how many tokens of a draft are accepted: a better head has more of them
+accepted, and is given a larger K. Shares do not. Of all its draft tokens a better head has fewer
+accepted, as later positions are accepted less. Of its first tokens it may have fewer too: easy text
+comes in runs, which a better head passes in fewer drafts, so that more of its drafts are made where
+the text is hard.
 """
 
 from __future__ import annotations
@@ -17,8 +19,8 @@ MOST = 8  # generations that are shown: those that drafted last
 
 
 class DraftsByGeneration:
-    """Counts of the head's draft tokens at position 1, verified and accepted ones, by the
-    generation that was in force when they were counted."""
+    """Counts of the head's drafts that were verified, one for each request and step, and of their
+    accepted tokens, by the generation that was in force when they were counted."""
 
     def __init__(self) -> None:
         self.generation = STARTED_WITH  # in force
@@ -28,8 +30,8 @@ class DraftsByGeneration:
         """Count what a state of the policy has more than the one before it of the same engine."""
         if HEAD not in state["available_sources"]:
             return  # the draft tokens are of vLLM's own lookup
-        now = _at_position_1(state)
-        before = [0, 0] if last is None else _at_position_1(last)
+        now = _drafts_and_accepted(state)
+        before = [0, 0] if last is None else _drafts_and_accepted(last)
         if now[0] < before[0]:  # the policy began anew, and all of it is new
             before = [0, 0]
         new = [count - earlier for count, earlier in zip(now, before, strict=True)]
@@ -38,23 +40,23 @@ class DraftsByGeneration:
         counts = self._counts.pop(self.generation, [0, 0])
         self._counts[self.generation] = [a + b for a, b in zip(counts, new, strict=True)]
         label = str(self.generation)
-        metrics.HEAD_FIRST_DRAFTED.labels(label).inc(new[0])
-        metrics.HEAD_FIRST_ACCEPTED.labels(label).inc(new[1])
+        metrics.HEAD_DRAFTS.labels(label).inc(new[0])
+        metrics.HEAD_ACCEPTED.labels(label).inc(new[1])
         while len(self._counts) > MOST:  # labels are bounded
             oldest = next(iter(self._counts))
             del self._counts[oldest]
-            for counter in (metrics.HEAD_FIRST_DRAFTED, metrics.HEAD_FIRST_ACCEPTED):
+            for counter in (metrics.HEAD_DRAFTS, metrics.HEAD_ACCEPTED):
                 counter.remove(str(oldest))
 
     def rows(self) -> list[dict[str, int]]:
         """The counts of each generation, the lowest number first."""
         return [
-            {"generation": number, "first_drafted": drafted, "first_accepted": accepted}
-            for number, (drafted, accepted) in sorted(self._counts.items())
+            {"generation": number, "drafts": drafts, "accepted": accepted}
+            for number, (drafts, accepted) in sorted(self._counts.items())
         ]
 
 
-def _at_position_1(state: dict[str, Any]) -> list[int]:
-    """How many draft tokens of the head were verified at position 1, and how many accepted."""
+def _drafts_and_accepted(state: dict[str, Any]) -> list[int]:
+    """How many drafts of the head were verified, and how many of their tokens accepted."""
     totals = state["totals"]
-    return [totals["drafted"][0], totals["accepted"][0]]
+    return [totals["drafted"][0], sum(totals["accepted"])]

@@ -187,7 +187,7 @@ class Round:
                 "new_draft_tokens": len(change.added),
                 "from": _when(min(item.at for item in kept)),
                 "to": _when(max(item.at for item in kept)),
-                "first_drafts": _first_drafts(kept),
+                "served": _served(kept),
                 "tenants": _tokens_by_tenant(trained),
                 "left_out": dict(left_out),
             },
@@ -346,15 +346,15 @@ def _held_back_by(by_answer: Iterable[bool]) -> str:
     return "both" if len(kinds) > 1 else "prompt and answer" if True in kinds else "prompt"
 
 
-def _first_drafts(sequences: Iterable[Captured]) -> dict[str, dict[str, int]]:
+def _served(sequences: Iterable[Captured]) -> dict[str, dict[str, int]]:
     """By the generation that drafted, how many of the head's drafts were verified while these were
-    served, and of how many the first token was accepted: the share does not depend on K."""
+    served, and how many of their tokens were accepted."""
     found: dict[str, dict[str, int]] = {}
     for sequence in sequences:
-        drafts = [accepted > 0 for drafted, accepted in sequence.steps if drafted]
-        counts = found.setdefault(str(sequence.generation), {"verified": 0, "accepted": 0})
-        counts["verified"] += len(drafts)
-        counts["accepted"] += sum(drafts)
+        accepted = [right for drafted, right in sequence.steps if drafted]
+        counts = found.setdefault(str(sequence.generation), {"drafts": 0, "accepted": 0})
+        counts["drafts"] += len(accepted)
+        counts["accepted"] += sum(accepted)
     return found
 
 

@@ -386,12 +386,12 @@ def test_the_latest_state_asks_nobody() -> None:
 
 def drafted_by(generation: int) -> float | None:
     return REGISTRY.get_sample_value(
-        "aerie_head_first_drafts_verified_total", {"generation": str(generation)}
+        "aerie_head_drafts_verified_total", {"generation": str(generation)}
     )
 
 
 def test_drafts_are_counted_for_the_head_that_made_them() -> None:
-    """The fault: all positions were counted, and a head with a larger K looked worse."""
+    """A draft is one of a request in a step, of whatever K."""
     core = Core()
     client = speculation_client(core)
 
@@ -411,9 +411,9 @@ def test_drafts_are_counted_for_the_head_that_made_them() -> None:
         ("stage", "/generations/0041"), ("swap", "/generations/0041"), ("stage", ""), ("swap", ""),
     ]  # fmt: skip
     assert client.drafts.rows() == [
-        {"generation": 0, "first_drafted": 4, "first_accepted": 4},
-        {"generation": 40, "first_drafted": 4, "first_accepted": 0},
-        {"generation": 41, "first_drafted": 8, "first_accepted": 8},
+        {"generation": 0, "drafts": 4, "accepted": 4},
+        {"generation": 40, "drafts": 4, "accepted": 0},
+        {"generation": 41, "drafts": 8, "accepted": 24},
     ]
     assert (drafted_by(40), drafted_by(41)) == (4.0, 8.0)
 

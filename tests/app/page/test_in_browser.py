@@ -286,11 +286,11 @@ def test_k_is_0_while_no_request_may_have_drafts(page: Page, gateway: StandInGat
         policy.drafts_off = False
 
 
-def test_generations_are_compared_at_position_1(
+def test_generations_are_compared_by_the_accepted_tokens_of_a_draft(
     page: Page, gateway: StandInGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The fault: of all draft tokens, a better head with a larger K got a smaller share accepted.
-    Both accept 16 of 20 at position 1."""
+    """The fault: of all draft tokens, a better head with a larger K got a smaller share accepted:
+    25 of 40, for 16 of 20."""
     engine = gateway.engine
     for generation, drafted, accepted in ((0, (20, 0), (16, 0)), (1, (20, 20), (16, 9))):
         engine.policy.drafts.generation = generation
@@ -298,8 +298,8 @@ def test_generations_are_compared_at_position_1(
         engine.policy.drafts.count({"available_sources": ["head"], "totals": totals}, None)
     monkeypatch.setattr(engine, "heads", HeadGenerations(tmp_path, lambda: "head"))
     shown = page.open().tab.locator("[data-figure=generations]")
-    assert "position 1" in shown.locator("figcaption").inner_text()
-    assert re.findall(r"\d+", " ".join(shown.locator("td").all_inner_texts())) == ["80", "80"]
+    assert "tokens of a draft" in shown.locator("figcaption").inner_text()
+    assert shown.locator("td").all_inner_texts() == ["0.80", "1.25"]
 
 
 @contextmanager

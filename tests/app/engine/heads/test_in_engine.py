@@ -90,10 +90,8 @@ async def scenario(engine: Engine, heads: HeadGenerations, lineage: Lineage, tmp
 
         assert engine.speculation is not None
         rows = {row["generation"]: row for row in engine.speculation.drafts.rows()}
-        share = {
-            number: row["first_accepted"] / row["first_drafted"] for number, row in rows.items()
-        }
-        assert share[better] > share[0] > share[worse]
+        length = {number: row["accepted"] / row["drafts"] for number, row in rows.items()}
+        assert length[better] > length[0] > length[worse]
 
         broken = add(lineage, HEAD, tmp, KEPT)
         weights = lineage.generation(broken).folder / "model.safetensors"

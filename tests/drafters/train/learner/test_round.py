@@ -117,7 +117,7 @@ def test_a_round_makes_a_candidate_that_drafts_better(options: argparse.Namespac
     assert data["held_back_by"] == "prompt"
     assert facts["replay"]["captured"]["prompts"] == data["held_back"]
     assert data["tenants"] == {"alice": data["tokens"]}
-    assert data["first_drafts"] == {"0": {"verified": 120, "accepted": 60}}
+    assert data["served"] == {"0": {"drafts": 120, "accepted": 120}}
     assert (data["from"], data["to"]) == ("1970-01-01T00:16:40+00:00", "1970-01-01T00:17:39+00:00")
     assert facts["training"]["steps"] > 10 and facts["selector_training"] is None
     assert len(facts["training"]["loss_per_depth"]) == 3

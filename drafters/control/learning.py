@@ -66,13 +66,13 @@ class StepLearner:
 
     def _is_steady(self, step: Step) -> bool:
         """Whether a step's seconds are those of its K: the head drafts as many tokens as the target
-        verifies, at most `k_max` a request, no lookup drafts, and the head reads nothing that it
-        had missed. At K = 0 the last drafts must also be `settling_s` seconds ago."""
+        verifies, at most `k_max` a request, and no lookup drafts. At K = 0 the last drafts must
+        also be `settling_s` seconds ago."""
         load = step.load
         k_drafted = self._predictor.captured_k(load.cost_k(step.k))
         if k_drafted != self._k_of_verification_cost(step) or step.looked_up:
             return False
-        if load.mean_k(load.draft_tokens) > self._predictor.k_max or step.missed_tokens_read:
+        if load.mean_k(load.draft_tokens) > self._predictor.k_max:
             return False
         return k_drafted > 0 or self._traffic.is_settled
 

@@ -22,10 +22,7 @@ DECODE, PLAIN = "aerie_decode_seconds_total", "aerie_decode_seconds_without_draf
 STEPS, STEPS_K = "aerie_steps_total", "aerie_steps_k_total"
 DRAFTED, ACCEPTED = "aerie_drafts_verified_total", "aerie_drafts_accepted_total"
 BY_SOURCE = "aerie_source_drafts_verified_total", "aerie_source_drafts_accepted_total"
-BY_GENERATION = (
-    "aerie_head_drafts_verified_total",
-    "aerie_head_accepted_tokens_total",
-)
+BY_GENERATION = "aerie_head_drafts_verified_total", "aerie_head_accepted_tokens_total"
 TOKENS = "vllm:generation_tokens_total"
 NOW = "5m"  # window of the figures at the top
 GAIN = ((None, "red"), (0.97, "yellow"), (1.05, "green"))

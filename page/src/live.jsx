@@ -80,8 +80,8 @@ function Acceptance({ rows }) {
   );
 }
 
-/** How many tokens of a draft were accepted, of each generation of a head that learns: unlike a share of its tokens,
-    more for a better head, whatever K it is given. */
+/** How many tokens of a draft were accepted, of each generation of a head that learns: more for a better head under the
+    same load, as a share of its tokens need not be. */
 function Generations({ head }) {
   const { trial } = head;
   const most = Math.max(...head.drafts.map(({ drafts, accepted }) => accepted / drafts));

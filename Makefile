@@ -1,7 +1,9 @@
 # `make` lists the targets. Every target sets up what it needs first.
 
-HOST ?= 127.0.0.1
-PORT ?= 8000
+# Not from the environment, where tcsh and conda's compilers have another HOST: AERIE_HOST and
+# AERIE_PORT are read there.
+HOST =
+PORT =
 ARGS ?=
 # A GPU is present when its driver is: WSL 2 has nvidia-smi but no /proc/driver/nvidia.
 ifndef BACKEND
@@ -37,7 +39,7 @@ install: $(INSTALLED) ## Make .venv to serve and train with (BACKEND=cpu|cuda, P
 tools: $(TOOLS) ## Add what tests, checks and plots need (make test and the like do it themselves)
 
 serve: $(INSTALLED) ## Start the gateway (HOST=, PORT=, ARGS="--k 3 ...")
-	@exec $(BIN)/aerie serve --host $(HOST) --port $(PORT) $(ARGS)
+	@exec $(BIN)/aerie serve $(if $(HOST),--host $(HOST)) $(if $(PORT),--port $(PORT)) $(ARGS)
 
 # Two processes (tests/conftest.py says which tests stay together); JOBS=0 runs all in one.
 JOBS ?= 2
@@ -108,7 +110,7 @@ page: page/node_modules ## Bundle the page that is served at / (needs Node)
 	@cd page && node build.mjs
 
 screenshots: $(TOOLS) ## Pictures of the page, of a gateway that runs (URL=, needs chromium)
-	@$(BIN)/python -m tests.app.page.screenshots $(or $(URL),http://$(HOST):$(PORT))
+	@$(BIN)/python -m tests.app.page.screenshots $(or $(URL),http://$(or $(HOST),127.0.0.1):$(or $(PORT),8000))
 
 models: $(INSTALLED) ## Retrain the embedded models
 	@$(BIN)/python -m drafters.train.build_embedded $(ARGS)

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 from app.commands import command_line, doctor, sagemaker, vllm_options
 from app.commands.vllm_options import AUTO_TOOLS
 from app.doctor.examination import check_start
+from app.doctor.machine import GPU_MEMORY
 from app.errors import AerieError, EngineLostError, SettingsError, StartupError
 from app.settings import Settings, drop_service_links, load, section_of
 from drafters.parent_death import request_death_signal
@@ -188,10 +189,14 @@ def _models(arguments: Sequence[str]) -> int:
 
 
 def _refuse_unfit_models(settings: Settings, preset: str | None) -> None:
-    """Raise StartupError now for what the engine would report in half a minute by a stack trace."""
+    """Raise StartupError now for what the engine would report in half a minute by a stack trace.
+    Print a warning of memory that may not suffice: vLLM says so when the weights are loaded."""
     for finding in check_start(settings, preset):
+        text = f"{finding.check}: {finding.detail} ({finding.remedy})"
         if finding.status == "FAIL":
-            raise StartupError(f"{finding.check}: {finding.detail} ({finding.remedy})")
+            raise StartupError(text)
+        if finding.status == "warn" and finding.check == GPU_MEMORY:
+            print(f"aerie: {text}", file=sys.stderr)
 
 
 def load_settings(options: dict[str, Any]) -> Settings:

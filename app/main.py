@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from importlib.metadata import version
+from itertools import product
 
 import psutil
 from fastapi import FastAPI
@@ -53,7 +54,7 @@ def create_app(settings: Settings, engine: Engine) -> FastAPI:
     closing: list[Callable[[], None]] = []  # may block; called once nothing runs any more
 
     def on_ready() -> None:
-        _announce(engine.settings_in_force)
+        _announce()
         if learning is not None and engine.settings_in_force.has_head:
             learning.start_learner()
 
@@ -87,6 +88,8 @@ def create_app(settings: Settings, engine: Engine) -> FastAPI:
     app.state.started_at = int(time.time())
     endpoints = declared()
     metered = operations.metered_paths(endpoints)
+    for path, status in product(metered, ("500", "503", "504")):
+        metrics.RESPONSES.labels(path, status)  # a rate of failures needs a 0 before the first
     app.state.responses = ResponseStore(
         int(settings.server.stored_responses_mib * 2**20),
         settings.server.stored_responses_s,
@@ -136,8 +139,7 @@ def create_app(settings: Settings, engine: Engine) -> FastAPI:
     return app
 
 
-def _announce(settings: Settings) -> None:
+def _announce() -> None:
     seconds = time.time() - psutil.Process().create_time()
     metrics.START_SECONDS.set(seconds)
-    metrics.DRAFT_TOKENS_PER_STEP.set(settings.speculation.k)
     logger.info("ready in %.1f s", seconds)

@@ -299,3 +299,9 @@ def count_tokenized(
 def current_usage() -> RequestUsage | None:
     """The usage of the request that the current task serves; None outside of one."""
     return _current.get()
+
+
+def current_answer_bytes() -> int:
+    """About how many bytes the current request's answer has so far, beside its text."""
+    usage = current_usage()
+    return 0 if usage is None else usage.answer_bytes

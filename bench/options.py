@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from app.settings import REPOSITORY
+from app.settings import ENV_PREFIX, REPOSITORY
 from bench.workloads.embedded import SEED
 
+# Settings whose values are secret, or say who may use a server: they change no figure.
+_UNRECORDED = ("AERIE_API_KEY", "AERIE_KEYS", "AERIE_REDIS_URL")
 EAGLE3 = str(REPOSITORY / "models" / "smollm2-135m" / "eagle3")
 
 
@@ -72,6 +76,11 @@ def add_engines(parser: argparse.ArgumentParser) -> None:
 def add_servers(parser: argparse.ArgumentParser) -> None:
     """Add the options for servers that the command starts, or that run already."""
     add_engines(parser)
+    add_attach(parser)
+
+
+def add_attach(parser: argparse.ArgumentParser) -> None:
+    """Add the option for servers that run already."""
     parser.add_argument(
         "--attach",
         action="append",
@@ -86,9 +95,29 @@ def settings(pairs: list[str]) -> dict[str, Any]:
     return {name.replace("-", "_"): _value(text) for name, text in _split(pairs, "--set")}
 
 
-def attached(pairs: list[str]) -> dict[str, str]:
-    """Parse `--attach` to server -> address. Raises ValueError for a pair without `=`."""
-    return dict(_split(pairs, "--attach"))
+def attached(pairs: list[str], servers: Iterable[str]) -> dict[str, str]:
+    """Parse `--attach` to server -> address. Raises ValueError for a pair without `=`, and for a
+    server that is none of `servers`, those of the methods."""
+    found = dict(_split(pairs, "--attach"))
+    if unknown := sorted(set(found) - set(servers)):
+        names = ", ".join(dict.fromkeys(servers))
+        raise ValueError(f"--attach {unknown[0]}=...: the servers of these methods are {names}")
+    return found
+
+
+def head_name(head: str) -> str:
+    """The EAGLE-3 head as results record it: "" for the default one, wherever it lies."""
+    return "" if head == EAGLE3 else head
+
+
+def environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The settings that started gateways read from the environment, without secrets, as results
+    record them."""
+    return {
+        name: text
+        for name, text in sorted(environ.items())
+        if name.startswith(ENV_PREFIX) and name not in _UNRECORDED
+    }
 
 
 def counts(text: str) -> tuple[int, ...]:

@@ -120,7 +120,8 @@ on the device. All requests then get the same number of looked-up tokens; on V1 
   batch that was measured. A K is tried if it would beat the one in force with its cost and its
   acceptance each {optimism:g} standard deviations better: for {probe_steps} steady steps, and one
   more that makes the first drafts. K = 0, without any drafts, is tried when its cost is uncertain,
-  as the speed-up is counted from it. Probes may lose {share:.1%} of the tokens (`probes.py`).
+  as the speed-up is counted from it. Probes may lose {share:.1%} of the tokens; one of K = 0 may
+  begin every {plain_probe:g} s whatever was lost (`probes.py`).
 - **Leaving K = 0.** The drafter must first read what was written meanwhile. The controller waits
   until drafts would have saved that much time.
 - **Pace.** A busy neighbour slows steps at every K. What a well-known cost does not explain is the
@@ -164,6 +165,7 @@ def page() -> str:
         optimism=tuning.optimism,
         probe_steps=tuning.probe_steps,
         share=tuning.probe_share,
+        plain_probe=tuning.plain_probe_s,
         pace=tuning.pace_memory_steps,
         outlier=tuning.outlier_deviations,
     )

@@ -83,7 +83,7 @@ FAULTS = {
             ("(1.0 + self._tuning.hysteresis)", "1.0"),
             ("return account.forgone_seconds >= account.catch_up_seconds", "return True"),
             ("self._leaving_zero.is_free = self._uses(self._drafter) and not drafted", "pass"),
-            ("self._probes.allowance_tokens >= lost_seconds * rate", "True"),
+            ("self._probes.allows(k, lost_seconds * rate, self._busy_s)", "True"),
             ("seconds * rate - made)", "seconds * rate)"),
             ("if self._k and self._batch_steps < steps:", "if False:"),
             (
@@ -107,6 +107,8 @@ FAULTS = {
             ("by_k[k].seconds / by_k[k].times_as_good", "by_k[k].seconds"),
             ("if not drafter_may_draft:", "if False:"),
             ("lost + catch_up_s", "lost + 0.0"),
+            ("if k == 0 and busy_s", "if busy_s"),
+            ("self._plain_began_s = busy_s", "pass"),
         ],
     ),
     "drafters/control/sources/planner.py": Faults(
@@ -146,6 +148,7 @@ FAULTS = {
             (" and not self.saturated()", ""),
             ("return lasting and", "return"),
             ("if not self.waiting and self._fits(sequences):", "if self._fits(sequences):"),
+            ("min(sequences, max(1, self.slots() // LARGE_REQUEST_SHARE))", "sequences"),
         ],
     ),
     "app/admission/limiter.py": Faults(

@@ -139,7 +139,7 @@ MAP: dict[str, set[str]] = {
     "bench.errors": {"app.errors"},
     "bench.parser": set(),
     "bench.provenance": set(),
-    "bench.load": {"drafters.small_samples"},
+    "bench.load": {"drafters.parent_death", "drafters.small_samples"},
     "bench.workloads": {"bench.errors", "bench.load"}
     | {"drafters.train.data", "drafters.train.embedded"},
     "bench.systems": {"bench.load", "bench.provenance", "bench.simulate.curve", *HEAD_CONFIG}
@@ -178,7 +178,8 @@ MAP: dict[str, set[str]] = {
     "drafters.parent_death": set(),
     "drafters.small_samples": set(),
     "drafters.streams": set(),
-    "drafters.model": HEAD_FILES,
+    "drafters.tensor_files": set(),
+    "drafters.model": HEAD_FILES | {"drafters.tensor_files"},
     "drafters.model.config": {"drafters.model.rope_scaling"},
     "drafters.model.head_check": {"drafters.model.config", "drafters.model.weight_files"},
     "drafters.model.head_values": HEAD_CONFIG,
@@ -186,7 +187,7 @@ MAP: dict[str, set[str]] = {
     "drafters.model.rope_scaling": set(),
     **{layer: set() for layer in RUN},
     "drafters.train.target": {"drafters.packaged", "drafters.train.runtime"},
-    "drafters.train.data": {"drafters.train.target"},
+    "drafters.train.data": {"drafters.tensor_files", "drafters.train.target"},
     "drafters.train.optimisation": {"drafters.model", "drafters.train.data"}
     | {"drafters.train.target"}
     | HEAD_FILES
@@ -213,7 +214,7 @@ MAP: dict[str, set[str]] = {
         for part in ("options", "parent", "round_folder", "sequences")
     },
     # Training a head further has the learner's rates.
-    "drafters.train": {"drafters.model"} | TRAINING | HEAD_CONFIG,
+    "drafters.train": {"drafters.model"} | TARGET_FOLDERS | TRAINING | HEAD_CONFIG,
     "drafters.vllm.cpu_matmul": set(),
     "drafters.vllm.error_report": set(),
     "drafters.vllm.own_drafter": {"drafters.config", "drafters.ops"},
@@ -268,6 +269,7 @@ GUARDED = {
         "drafters.model",
         "drafters.model.head_values",
         "drafters.ops",
+        "drafters.tensor_files",
         "drafters.train",
         "drafters.train.learner",
         *TRAINING,

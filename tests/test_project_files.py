@@ -4,7 +4,9 @@ small, and a class's name means one thing."""
 from __future__ import annotations
 
 import ast
+import os
 import re
+import subprocess
 import tomllib
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -40,6 +42,20 @@ def test_package_chart_and_changelog_have_one_version() -> None:
     assert [chart["version"], chart["appVersion"], newest] == [version] * 3
     # The chart takes the image of that tag, so it is the one to push.
     assert set(re.findall(r"registry\.example/aerie:(\S+)", read("docs/scale.md"))) == {version}
+
+
+def test_serving_takes_no_host_of_the_shell() -> None:
+    """The fault: tcsh exports HOST, the machine's name, and its address was listened on."""
+    command = ["make", "--dry-run", "serve", "BACKEND=cpu"]
+    environ = {**os.environ, "HOST": "example.test", "PORT": "3000"}
+    runs = [
+        subprocess.run(
+            [*command, *given], cwd=REPOSITORY, env=environ, capture_output=True, text=True
+        ).stdout
+        for given in ([], ["HOST=::1", "PORT=81"])
+    ]
+    assert "aerie serve" in runs[0] and "--host" not in runs[0] and "--port" not in runs[0]
+    assert "--host ::1 --port 81" in runs[1]
 
 
 def test_the_changelog_has_the_sections_of_keep_a_changelog() -> None:

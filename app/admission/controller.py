@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import logging
 import math
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Protocol
@@ -101,6 +102,7 @@ class AdmissionController:
         self._origins = settings.server.origins
         self.open_requests: set[OpenRequest] = set()
         self.body_bytes = 0  # of all requests in progress
+        self.body_bytes_by_tenant: Counter[str] = Counter()
         self.max_body_bytes = int(settings.server.max_bodies_mib * 2**20)
         self._anonymous = Identity(Tenant(name=ANONYMOUS), admin=local)
         self.forwarded_identity = Identity(Tenant(name=ANONYMOUS))
@@ -169,6 +171,17 @@ class AdmissionController:
         return names | {
             tenant.name for tenant in self.keys.ring.tenants.values() if not tenant.learn
         }
+
+    def has_room_for_bodies(self, tenant: Tenant) -> bool:
+        """Whether the bodies of all requests are within their bound, and this tenant's within half
+        of it: slow uploads of one tenant leave room for the others. A tenant alone may have all."""
+        most = self.max_body_bytes
+        if any(name != tenant.name for name in self.keys.ring.tenants):
+            most //= 2
+        return (
+            self.body_bytes <= self.max_body_bytes
+            and self.body_bytes_by_tenant[tenant.name] <= most
+        )
 
     def may_wait(self, slot: Slot) -> bool:
         """Whether a request with a slot and without a token may wait in the engine.

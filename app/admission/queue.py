@@ -8,6 +8,10 @@ Order: by priority, then the tenant with the fewest running sequences, then by a
 queue is full, the tenant with the most waiting requests loses one. If that is the newcomer's
 tenant, the newcomer is rejected, else the newest request of the other tenant.
 
+Nobody overtakes a request of many sequences, which would wait for ever. It is let in once an eighth
+of the slots is free, and those of its sequences that have no slot wait in the engine: if it waited
+for a slot for each, these slots would stay empty meanwhile, and everybody would wait behind it.
+
 A queue is good for a burst, which is gone in about the time that a slot is held. Rejections that
 last longer than that mean an overload: then a queue that stays full serves nobody sooner and
 makes everybody wait, so fewer requests may wait in it.
@@ -28,6 +32,9 @@ from app.observability import metrics
 MIN_RETRY_S, MAX_RETRY_S = 1.0, 60.0
 # Weight of the newest request in the moving average of the time that a slot is held.
 EWMA_WEIGHT = 0.1
+# A request of many sequences is let in once one slot in so many is free. By default the slots are
+# an eighth more than the engine's batch, so that it is let in when the batch has room.
+LARGE_REQUEST_SHARE = 8
 
 
 class QueueFull(Exception):
@@ -62,7 +69,8 @@ class _Waiter:
 class AdmissionQueue:
     """Slots for sequences in the engine, and the requests that wait for one.
 
-    `slots` is how many sequences may run at once. `max_waiting` is how many requests may wait,
+    `slots` is how many sequences may run at once, but for those of a request that is let in with
+    fewer slots than it has sequences. `max_waiting` is how many requests may wait,
     given whether there is an overload. `saturated` is whether the engine has too little room
     however many slots are free.
     """
@@ -131,10 +139,7 @@ class AdmissionQueue:
         self._update_metrics()
 
     def dispatch(self) -> None:
-        """Admit waiting requests, in order, while the first of them fits.
-
-        No request overtakes a large one whose turn it is: the large one would wait for ever.
-        """
+        """Admit waiting requests, in order, while the first of them fits."""
         while self.waiting:
             first = self._first_waiter()
             if first.slot.done():  # cancelled, and its task has not run since
@@ -175,7 +180,8 @@ class AdmissionQueue:
     def _fits(self, sequences: int) -> bool:
         if self.running == 0:
             return True
-        return self.running + sequences <= self.slots() and not self.saturated()
+        needed = min(sequences, max(1, self.slots() // LARGE_REQUEST_SHARE))
+        return self.running + needed <= self.slots() and not self.saturated()
 
     def _admit(self, tenant: Tenant, sequences: int) -> Slot:
         self.running += sequences

@@ -11,8 +11,9 @@ from app.presets.about import About, about_preset
 from app.presets.memory import capacity, fewest_gpus, graphs, need
 from app.settings import Settings, of_preset, preset_names
 
-# Size by name -> GiB that the driver reports: L4 and A10G, L40S, H100, H200, B200.
+# Size by name -> GiB that the driver reports, of the GPUs in GPU_NAMES.
 GPU_SIZES = {24: 22.5, 48: 45.0, 80: 79.6, 141: 140.4, 180: 179.1}
+GPU_NAMES = {24: "L4, A10G", 48: "L40S", 80: "H100", 141: "H200", 180: "B200"}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -126,10 +127,11 @@ def _page(entry: dict[str, Any]) -> str:
     if entry["memory"]:
         lines += ["", f"memory: {entry['memory']}"]
         fits = (
-            f"{size} GB: {'more than 8' if count is None else count}"
+            f"{size} GB ({GPU_NAMES[int(size)]}): {'more than 8' if count is None else count}"
             for size, count in entry["gpus"].items()
         )
         lines.append(f"GPUs needed (tensor parallel) by size: {', '.join(fits)}")
+        lines.append("Others of a size may have more: a 4090 has 1.5 GiB more than an L4.")
         lines += ["", "the largest step by size of the GPU, and the CUDA graphs of a start:"]
         lines += [f"- {size} GB: {_step(step)}" for size, step in entry["steps"].items()]
     if entry["notes"]:

@@ -50,6 +50,10 @@ class AnswerFormat:
         """The items of vLLM's stream, before each becomes an event."""
         return stream
 
+    def repeats_answer(self, item: Any) -> bool:
+        """Whether an item of vLLM's stream may hold as much as a whole answer."""
+        return False
+
     def event(self, item: Any, *, null_usage: bool = False) -> str:
         """The text of an event, from an item of vLLM's stream.
 

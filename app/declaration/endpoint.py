@@ -87,7 +87,8 @@ class Endpoint:
     scores_prompts: bool = False  # whether a prompt may be echoed with no output after it
     echoes_tools: bool = False  # whether an answer holds the request's tools again
     reports_token_origins: bool = False  # whether answers can say where each token comes from
-    keeps_responses: bool = False  # whether answers are kept, and may be continued by their id
+    keeps_responses: bool = False  # whether answers are kept, for requests that continue them
+    continues_responses: bool = False  # whether a request may name answers that are kept
 
     answers: AnswerFormat = OPENAI
     invocation_field: str | None = None  # selects this endpoint in a body of POST /invocations

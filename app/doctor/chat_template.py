@@ -29,7 +29,7 @@ def read(folder: Path) -> str:
 
 
 def given(template: str) -> str:
-    """The template that --chat-template names (a file) or is. Raises OSError."""
+    """The template that --chat-template names (a file) or is. Raises OSError and ValueError."""
     is_text = "{" in template or "\n" in template
     return template if is_text else Path(template).read_text("utf-8")
 

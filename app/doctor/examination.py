@@ -68,6 +68,7 @@ def examine(
             machine=platform.machine(),
             cpu_build=cpu_build,
             hidden=len(devices) - len(visible_gpus),
+            amd=Path("/dev/kfd").exists(),
         ),
         *([] if cpu_build or not devices else [machine.check_driver(devices[0].driver)]),
         *_check_compilers(settings, cpu_build=cpu_build),
@@ -81,7 +82,13 @@ def examine(
         *(_check_parsers(settings) if installed else []),
         *gateway.check_keys(settings),
         *gateway.check_learning(settings),
-        start_path.check_plan(settings, os.environ, on_cpu=cpu_build),
+        start_path.check_plan(
+            settings,
+            os.environ,
+            on_cpu=cpu_build,
+            without_lookups="model" in checkpoints
+            and _leaves_out_lookups(settings, checkpoints["model"]),
+        ),
         *([] if state is None else [start_path.check_running(state)]),
         *([machine.warn_of_service_links(ignored)] if ignored else []),
         machine.check_port(server.host, server.port, _listen_error(server.host, server.port)),
@@ -114,7 +121,23 @@ def _check_compilers(settings: Settings, *, cpu_build: bool) -> list[Finding]:
     ]
 
 
+def _leaves_out_lookups(settings: Settings, target: models.Checkpoint) -> bool:
+    """Whether the start leaves lookups out, as `_refuse_unasked_lookups` (app/engine/launch.py)
+    does it."""
+    unasked = not settings.speculation.asks_for_lookups
+    offered = settings.speculates and not settings.has_head
+    return offered and unasked and models.is_recurrent(target)
+
+
+_NO_LOOKUPS = (
+    "no draft head, and no drafts: in a model with recurrent layers lookups multiply the memory of "
+    "a request; --lookup-k asks for them"
+)
 _OPTION = {"model": "model", "head": "drafter"}
+_NAME_A_MODEL = (
+    "--{} with a folder that has config.json and *.safetensors, or with an id such as "
+    "Qwen/Qwen3-8B; GGUF files and tags behind a colon are not read"
+)
 _ANY_LENGTH = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 # Of object stores that vLLM streams models from (vllm/transformers_utils/runai_utils.py).
 _OBJECT_STORES = ("s3://", "gs://", "az://")
@@ -160,7 +183,8 @@ def check_models(
     if not settings.speculates:
         findings.append(report.ok("head", "none: K is 0"))
     elif not settings.has_head:
-        findings.append(report.ok("head", WITHOUT_HEAD))
+        left_out = "model" in read and _leaves_out_lookups(settings, read["model"])
+        findings.append(report.ok("head", _NO_LOOKUPS if left_out else WITHOUT_HEAD))
     elif len(read) == 2:
         findings.append(
             models.check_head(
@@ -182,8 +206,9 @@ def _check_tools(settings: Settings, target: models.Checkpoint) -> list[Finding]
     try:
         if model.chat_template is not None:
             template = chat_template.given(model.chat_template)
-    except OSError as error:
-        problem = f"{model.chat_template}: {error.strerror}"
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "no text in UTF-8"
+        problem = f"{model.chat_template}: {reason}"
         return [report.fail(chat_template.CHECK, problem, "check --chat-template")]
     if template is None:
         return []
@@ -227,10 +252,21 @@ def _read(
             kind, f"{name}: in an object store, not checked", "nothing, if vLLM can read it"
         )
     no_hub_id = name.startswith(("/", ".")) or name.count("/") > 1
-    if no_hub_id and not Path(name).exists():
+    try:
+        exists = Path(name).exists()
+    except OSError as error:  # in a folder that this user may not read, or too long for a name
+        return report.fail(kind, f"{name}: {error.strerror}", f"check --{_OPTION[kind]}")
+    if no_hub_id and not exists:
         return report.fail(kind, f"{name}: no such folder", f"check --{_OPTION[kind]}")
+    problem = f"{name}: neither a folder nor the id of a model on a hub"
+    no_model = report.fail(kind, problem, _NAME_A_MODEL.format(_OPTION[kind]))
+    if Path(name).is_file():
+        return no_model
     if not Path(name).is_dir():
-        folder = hub.cached(name, revision)
+        try:
+            folder = hub.cached(name, revision)
+        except ValueError:  # the hub's library takes it for no repository's name
+            return no_model
         if folder is None or not any(folder.glob("*.safetensors")):
             return _asked(kind, name, revision, ask)
     assert folder is not None
@@ -274,6 +310,9 @@ def _check_memory(
     target = checkpoints.get("model")
     if target is not None and (facts := facts_in(target.text(), target.weights_bytes)):
         about = (about or About()).model_copy(update={"target": facts})
+    head = checkpoints.get("head")
+    if head is not None and (head_facts := models.head_facts(head)):
+        about = (about or About()).model_copy(update={"head": head_facts})
     if cpu_build:
         needed = need(settings, about) if about else None
         dtype = settings.model.dtype
@@ -295,9 +334,14 @@ def _check_memory(
     )
     if gpu_finding is None:
         return []
-    return [report.unless_given(gpu_finding, arguments, _NOT_IN_THE_SUM)]
+    spread = about is not None and about.target is not None and about.target.mixture
+    left_out = (*_NOT_IN_THE_SUM, *(_SPREAD_EXPERTS if spread else ()))
+    return [report.unless_given(gpu_finding, arguments, left_out)]
 
 
+# Those with which vLLM splits a mixture's experts over more GPUs than the tensor parallel ones
+# (vllm/model_executor/layers/fused_moe/config.py, FusedMoEParallelConfig.make).
+_SPREAD_EXPERTS = ("data_parallel_size", "prefill_context_parallel_size")
 # vLLM's engine arguments that change what each device holds, or how many there are.
 _NOT_IN_THE_SUM = (
     "pipeline_parallel_size",
@@ -308,6 +352,7 @@ _NOT_IN_THE_SUM = (
     "cpu_offload_gb",
     "offload_group_size",
     "load_format",
+    "quantization_config",
     "hf_overrides",
     "hf_config_path",
 )
@@ -362,7 +407,8 @@ def _cache_folder() -> Path:
 
 
 def _existing(folder: Path) -> Path:
-    return next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    # os.path.exists() also answers for what lies in a folder that this user may not read.
+    return next(path for path in (folder, *folder.absolute().parents) if os.path.exists(path))
 
 
 def _write_error(folder: Path) -> str | None:

@@ -11,6 +11,7 @@ from app.presets.memory import UTILISATION, fewest_gpus, longest, need, usable
 from app.settings import Settings
 
 GIB = 1024**3
+GPU_MEMORY = "gpu memory"  # the name of a check
 PYTHONS = ((3, 11), (3, 12))
 TORCH_VERSION = "2.13.0"
 # CUDA 13's: docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html
@@ -80,12 +81,18 @@ def check_media_packages(errors: Mapping[str, str | None]) -> Finding:
 
 
 def check_device(
-    cuda: str | None, flags: Set[str], *, machine: str, cpu_build: bool, hidden: int = 0
+    cuda: str | None,
+    flags: Set[str],
+    *,
+    machine: str,
+    cpu_build: bool,
+    hidden: int = 0,
+    amd: bool = False,
 ) -> Finding:
     """Check for a GPU, or for the CPU features that vLLM needs.
 
     `cuda` names the GPUs of an NVIDIA driver that CUDA shows, if any; `hidden` is how many it does
-    not show. `flags` are the CPU's features.
+    not show. `flags` are the CPU's features. `amd` is whether AMD's driver for computing is there.
     """
     if not cpu_build:
         if cuda is None and hidden:
@@ -99,6 +106,12 @@ def check_device(
         return ok("device", f"CUDA: {cuda}")
     if cuda is not None:
         return warn("device", f"CPU, though there is {cuda}", "make install BACKEND=cuda")
+    if amd:
+        return warn(
+            "device",
+            "CPU, though AMD's driver for GPUs is there (/dev/kfd)",
+            "nothing: the gateway runs on NVIDIA GPUs and on CPUs",
+        )
     if machine != "x86_64":
         return ok("device", f"CPU: {machine}")
     if not flags & {"avx2", "avx512f"}:
@@ -206,7 +219,7 @@ def check_gpu_memory(
         return None
     count = needed.gpus
     if count > visible:
-        return fail("gpu memory", f"{count} GPUs asked for, {visible} found", _SMALLER)
+        return fail(GPU_MEMORY, f"{count} GPUs asked for, {visible} found", _SMALLER)
     taken = min(gpus_gib[:count] if certain else gpus_gib)
     finding = _check_one_size(settings, about, taken, visible)
     largest = min(sorted(gpus_gib, reverse=True)[:count])
@@ -216,20 +229,24 @@ def check_gpu_memory(
     if best.status != "ok":
         return best
     return warn(
-        "gpu memory",
+        GPU_MEMORY,
         f"GPUs of unequal memory: {finding.detail}",
         f"name those of {largest:.1f} GiB by UUID in CUDA_VISIBLE_DEVICES (nvidia-smi -L)",
     )
 
 
 def _check_one_size(settings: Settings, about: About, gpu: float, count: int) -> Finding:
-    """Whether the pair fits GPUs of `gpu` GiB, of which there are `count`."""
+    """Whether the pair fits GPUs of `gpu` GiB, of which there are `count`.
+
+    Only weights that do not fit are a failure. The rest of the sum has allowances, and vLLM itself
+    refuses what its KV cache cannot hold.
+    """
     needed = need(settings, about, None, gpu)
     assert needed is not None, "what is known of a target does not depend on the GPU"
     limit = usable(settings, gpu)
     detail = f"{needed.sum()}, of {limit:.1f} usable on a GPU of {gpu:.1f}"
     if needed.total <= limit:
-        return ok("gpu memory", detail)
+        return ok(GPU_MEMORY, detail)
     remedies = []
     if needed.total <= gpu * UTILISATION:
         remedies.append(f"--gpu-memory-utilization {UTILISATION}")
@@ -240,7 +257,8 @@ def _check_one_size(settings: Settings, about: About, gpu: float, count: int) ->
     if not remedies:
         enough = fewest_gpus(settings, about, gpu)
         remedies.append(f"{enough} such GPUs" if enough else "larger GPUs")
-    return fail("gpu memory", detail, ", or ".join(remedies))
+    verdict = fail if needed.weights > limit else warn
+    return verdict(GPU_MEMORY, detail, ", or ".join(remedies))
 
 
 _SMALLER = "--tensor-parallel-size with as many as there are"

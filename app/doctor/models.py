@@ -6,14 +6,17 @@ What is said of a head's tensors is what `aerie evaluate` and `aerie train --ini
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from app.doctor import chat_template
 from app.doctor.report import Finding, fail, ok, unless_given, warn
-from app.presets.memory import BYTES
+from app.presets.about import BYTES, HeadFacts
 from drafters.model.config import HeadConfig, Method, default_taps, method_of
 from drafters.model.head_check import (
     QUANTISED,
@@ -36,6 +39,21 @@ TOKENIZER_FILES = (
 _OTHER_CONFIG = ("hf_overrides", "hf_config_path", "config_format")
 _OTHER_WEIGHTS = ("load_format",)
 _OTHER_TOKENIZER = ("tokenizer", "tokenizer_mode", "skip_tokenizer_init")
+# vLLM's classes that generate text with recurrent layers: Mamba, short convolutions, gated delta
+# nets and the like (vllm/model_executor/models, `IsHybrid`).
+RECURRENT = frozenset({
+    "BailingMoeV2_5ForCausalLM", "BailingMoeV3ForCausalLM",
+    "BailingMoeV3VLForConditionalGeneration", "FalconH1ForCausalLM",
+    "GraniteMoeHybridForCausalLM", "InternS2MobiusForConditionalGeneration",
+    "InternS2PreviewForConditionalGeneration", "JambaForCausalLM", "Lfm2ForCausalLM",
+    "Lfm2MoeForCausalLM", "Lfm2VlForConditionalGeneration", "MiniCPMV4_6ForConditionalGeneration",
+    "MiniCPMV4_7ForConditionalGeneration", "NemotronHForCausalLM", "NemotronHPuzzleForCausalLM",
+    "NemotronH_Nano_Omni_Reasoning_V3", "NemotronH_Nano_VL_V2", "NemotronH_Omni_Reasoning_V3",
+    "NemotronH_Super_Omni_Reasoning_V3", "OlmoHybridForCausalLM", "Qwen3NextForCausalLM",
+    "Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForCausalLM",
+    "Qwen3_5MoeForConditionalGeneration", "Zamba2ForCausalLM",
+})  # fmt: skip
+_ATTENTION = ("attention", "full_attention")
 KINDS: dict[Method, str] = {"p-eagle": "P-EAGLE", "eagle3": "EAGLE-3"}
 
 
@@ -140,6 +158,14 @@ def check_target(
     return findings[0] if findings else ok("model", detail)
 
 
+def is_recurrent(target: Checkpoint) -> bool:
+    """Whether a target has recurrent layers, as vLLM has it (vllm/config/model.py, is_hybrid)."""
+    if RECURRENT.isdisjoint(target.config.get("architectures") or ()):
+        return False
+    layers = target.config.get("layer_types")
+    return layers is None or not all(layer in _ATTENTION for layer in layers)
+
+
 _ANOTHER = "--model FOLDER with config.json, *.safetensors and a tokenizer"
 
 
@@ -164,6 +190,8 @@ def check_head(
     problems = []
     if kind == "p-eagle" and config.get("parallel_drafting") is False:
         problems.append("config.json sets parallel_drafting to false")
+    if _has_mrope(text) or _has_mrope(config):
+        problems.append("M-RoPE (mrope_section), beside which no head drafts")
     read = _config(head.config, text.get("num_hidden_layers"))
     if isinstance(read, str):
         problems.append(read)
@@ -198,7 +226,32 @@ def check_head(
     return ok("head", detail)
 
 
+def head_facts(head: Checkpoint) -> HeadFacts | None:
+    """Facts about a head for the estimate of memory, from its files; None if these do not say.
+
+    Its tensors count two bytes a value whatever they are stored in, but quantised ones as they are.
+    """
+    config, size = head.text(), head.weights_bytes
+    if not head.config.get(QUANTISED):
+        size = 2 * sum(math.prod(tensor.shape) for tensor in head.tensors.values())
+    try:
+        return HeadFacts(
+            method=method_of(head.config),
+            parameters_b=size / 2e9,
+            layers=config.get("num_hidden_layers") or 1,
+            taps=len(_taps(config)) or 3,
+        )
+    except ValidationError:
+        return None
+
+
 _TAP_IDS = "eagle_aux_hidden_state_layer_ids"
+
+
+def _has_mrope(config: Mapping[str, Any]) -> bool:
+    """Whether a text's positions have several dimensions, as those of Qwen's vision models."""
+    rotations = (config.get(key) for key in ("rope_parameters", "rope_scaling"))
+    return any(isinstance(each, Mapping) and "mrope_section" in each for each in rotations)
 
 
 def _taps(head: Mapping[str, Any]) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import ProxyHandler, build_opener
@@ -17,12 +18,26 @@ TIMEOUT_S = 2.0
 _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # an address to listen on -> one to connect to
 
 
-def check_plan(settings: Settings, environ: Mapping[str, str], *, on_cpu: bool) -> Finding:
-    """The finding about the paths that a start tries, in their order."""
+def check_plan(
+    settings: Settings,
+    environ: Mapping[str, str],
+    *,
+    on_cpu: bool,
+    without_lookups: bool = False,
+) -> Finding:
+    """The finding about the paths that a start tries, in their order.
+
+    `without_lookups`: there is no head, and the start leaves lookups out for this target.
+    """
     try:
         plan = start_plan(settings, on_cpu=on_cpu, wish=runner_wish(environ))
     except StartupError as error:
         return fail("start path", str(error), f"unset {V2}")
+    if without_lookups:
+        if plan.strict:
+            detail = "no lookups for a model with recurrent layers, and strict_speculation is set"
+            return fail("start path", detail, "--lookup-k N to have lookups, or --k 0")
+        plan = replace(plan, paths=plan.paths[plan.paths.index(StartPath.NO_DRAFTS) :])
     detail = f"{plan.first}: {plan.first.description}"
     others = [path for path in plan.paths[1:] if not (path is StartPath.V1 and not on_cpu)]
     if others and plan.strict:

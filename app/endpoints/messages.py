@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, ClassVar
 
 from pydantic import BaseModel
@@ -36,6 +36,12 @@ from app.validation.tools import (
 _CHAT_ID, _MESSAGE_ID = "chatcmpl-", "msg_"
 _MESSAGE_START = "event: message_start\n"
 _BLOCK_START = "event: content_block_start\n"
+_MESSAGE_DELTA = "event: message_delta\n"  # the end of the content
+_EMPTY_TEXT = (
+    {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
+    {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": ""}},
+    {"type": "content_block_stop", "index": 0},
+)
 _THINKING = '"content_block":{"type":"thinking",'
 _ERROR_TYPES = {
     401: "authentication_error",
@@ -88,6 +94,23 @@ class MessagesFormat(AnswerFormat):
         message["id"] = _MESSAGE_ID + message["id"].removeprefix(_CHAT_ID)
         return {"stop_sequence": None, **message}
 
+    async def corrected(self, stream: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
+        """The events, with a block of empty text in an answer that has no other block.
+
+        vLLM has it in a whole answer: clients read the text of the first block, and Anthropic's
+        `get_final_text` raises without one.
+        """
+        has_block = False
+        try:
+            async for item in stream:
+                has_block = has_block or item.startswith(_BLOCK_START)
+                if item.startswith(_MESSAGE_DELTA) and not has_block:
+                    for event in _EMPTY_TEXT:
+                        yield f"event: {event['type']}\ndata: {json.dumps(event)}\n\n"
+                yield item
+        finally:
+            await stream.aclose()
+
     def event(self, item: Any, *, null_usage: bool = False) -> str:
         """The text of an event."""
         text: str = item
@@ -126,6 +149,12 @@ def _serving(parts: ServingParts) -> Any:
     from app.serving.serving_classes import MessagesServing
 
     return parts.chat(MessagesServing)
+
+
+def _count_serving(parts: ServingParts) -> Any:
+    from app.serving.serving_classes import MessageCountServing
+
+    return parts.chat(MessageCountServing)
 
 
 def _count(serving: Any) -> Callable[[Any], Awaitable[Any]]:
@@ -176,7 +205,7 @@ ENDPOINTS = (
         path="/v1/messages/count_tokens",
         prompt="messages",
         models=_count_models,
-        serving=_serving,
+        serving=_count_serving,
         call=_count,
         items="messages",
         fields=_FIELDS,

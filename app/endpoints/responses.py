@@ -1,9 +1,9 @@
-"""POST /v1/responses: OpenAI's Responses API."""
+"""POST /v1/responses and /v1/responses/input_tokens: OpenAI's Responses API."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any
 
 from pydantic import BaseModel
@@ -12,11 +12,13 @@ from app.declaration.answers import AnswerFormat
 from app.declaration.endpoint import Endpoint, Payload, ServingParts
 from app.declaration.model_facts import ModelFacts
 from app.errors import ApiError
+from app.request_usage import count_tokenized
 from app.serving.response_fields import published, published_event
 from app.validation import message_checks, replay
 from app.validation.field_checks import invalid
-from app.validation.fields import AS_SENT, LABEL, OPENAI, OnlyAt, WithoutEffect
+from app.validation.fields import AS_SENT, LABEL, OPENAI, OnlyAt, Rule, WithoutEffect
 from app.validation.nested import CHAT_MEMBERS
+from app.validation.speculation_field import FIELD
 from app.validation.tools import ToolRules, refuse_tools
 
 PATH = "/v1/responses"
@@ -24,6 +26,21 @@ PATH = "/v1/responses"
 _KNOWN_TIERS = ("auto", "default", "flex", "scale", "priority")
 # Entries of `include` that vLLM's request model does not know: they are of absent tools.
 _OF_ABSENT_TOOLS = ("web_search_call.action.sources", "web_search_call.results")
+_FIELDS: dict[str, Rule] = {
+    **OPENAI,
+    "background": OnlyAt((False,), "an answer is made while its request waits for it"),
+    "client_metadata": WithoutEffect(dict, LABEL),
+    "context_management": WithoutEffect(list, AS_SENT),
+    "conversation": OnlyAt((), "name the turn before in 'previous_response_id'"),
+    "max_tool_calls": WithoutEffect(int, "it bounds tools that this server does not have"),
+    "previous_input_messages": OnlyAt(([],), "send earlier turns in 'input'"),
+    "prompt": OnlyAt((), "this server stores no prompts"),
+    "stream_options": WithoutEffect(dict, "events are not padded"),
+}
+_IGNORED_MEMBERS = CHAT_MEMBERS | {
+    *("caller", "created_by", "encrypted_content", "id", "logprobs", "status"),
+}
+_TOOLS = ToolRules(("function", "custom", "namespace"), unread=refuse_tools, any_choice=True)
 
 
 class ResponsesFormat(AnswerFormat):
@@ -62,6 +79,10 @@ class ResponsesFormat(AnswerFormat):
         finally:
             await stream.aclose()
 
+    def repeats_answer(self, item: Any) -> bool:
+        """Whether an event object holds a response, or a whole part of one."""
+        return any(hasattr(item, field) for field in ("response", "item", "part"))
+
     def event(self, item: Any, *, null_usage: bool = False) -> str:
         """The text of an event object; `response.incomplete` where vLLM completes a cut answer."""
         if isinstance(item, str):
@@ -69,7 +90,7 @@ class ResponsesFormat(AnswerFormat):
         kind, data = item.type, item.model_dump_json(by_alias=True)
         if kind == "response.completed" and item.response.status == "incomplete":
             kind = "response.incomplete"
-        if any(hasattr(item, field) for field in ("response", "item", "part")):
+        if self.repeats_answer(item):
             data = json.dumps({**published_event(json.loads(data)), "type": kind})
         return f"event: {kind}\ndata: {data}\n\n"
 
@@ -126,6 +147,12 @@ def _rewrite(payload: Payload, facts: ModelFacts) -> None:
         )
 
 
+def _count(serving: Any) -> Callable[[Any], Awaitable[Any]]:
+    return count_tokenized(
+        serving.count_input_tokens, lambda _, answer: getattr(answer, "input_tokens", None)
+    )
+
+
 ENDPOINTS = (
     Endpoint(
         name="responses",
@@ -135,28 +162,40 @@ ENDPOINTS = (
         serving=_serving,
         call=lambda serving: serving.create_responses,
         items="input",
-        fields={
-            **OPENAI,
-            "background": OnlyAt((False,), "an answer is made while its request waits for it"),
-            "client_metadata": WithoutEffect(dict, LABEL),
-            "context_management": WithoutEffect(list, AS_SENT),
-            "conversation": OnlyAt((), "name the turn before in 'previous_response_id'"),
-            "max_tool_calls": WithoutEffect(int, "it bounds tools that this server does not have"),
-            "previous_input_messages": OnlyAt(([],), "send earlier turns in 'input'"),
-            "prompt": OnlyAt((), "this server stores no prompts"),
-            "stream_options": WithoutEffect(dict, "events are not padded"),
-        },
-        ignored_members=CHAT_MEMBERS
-        | {"caller", "created_by", "encrypted_content", "logprobs", "status"},
-        tools=ToolRules(("function", "custom", "namespace"), unread=refuse_tools, any_choice=True),
+        fields=_FIELDS,
+        ignored_members=_IGNORED_MEMBERS,
+        tools=_TOOLS,
         check=_check,
         rewrite=_rewrite,
         generates=True,
         echoes_tools=True,
         output_limit=("max_output_tokens",),
+        continues_responses=True,
         keeps_responses=True,
         answers=ResponsesFormat(),
         invocation_field="input",
         trace_operation="chat",
+    ),
+    # It takes the body of a response and checks it in the same way, so that the count is the one
+    # which that response would report.
+    Endpoint(
+        name="input_tokens",
+        path=f"{PATH}/input_tokens",
+        prompt="input",
+        models=_models,
+        serving=_serving,
+        call=_count,
+        items="input",
+        fields={
+            **_FIELDS,
+            FIELD: WithoutEffect(dict, "nothing is drafted"),
+            "store": WithoutEffect(bool, "a count is not kept"),
+            "stream": WithoutEffect(bool, "a count is one answer"),
+        },
+        ignored_members=_IGNORED_MEMBERS,
+        tools=_TOOLS,
+        check=_check,
+        rewrite=_rewrite,
+        continues_responses=True,
     ),
 )

@@ -9,6 +9,9 @@ from collections.abc import Callable
 class HangDetector:
     """Measures how long the engine has made no output while it had requests.
 
+    Only an output ends a silence. That all requests have left says nothing: a client may give up
+    and try again before each `timeout_s` is over.
+
     At most `max_gap_s` of the time between two checks counts. When this process itself stood still
     (stopped by a terminal, starved of its processor), the engine's outputs wait unread, and its
     silence says nothing.
@@ -34,9 +37,9 @@ class HangDetector:
         """
         now = self._clock()
         elapsed, self._checked_at = now - self._checked_at, now
-        if requests == 0 or outputs != self._outputs:
+        if outputs != self._outputs:
             self.silent_s = 0.0
-        else:
+        elif requests:
             self.silent_s += min(elapsed, self._max_gap_s)
         self._outputs = outputs
         return self.silent_s >= self._timeout_s

@@ -91,6 +91,7 @@ def launch(
         raise StartupError(f"engine_args: {error}") from error
     _refuse_logits_processors(config)
     _refuse_undrafted(config, path)
+    _refuse_unasked_lookups(config, settings)
     load.clear()
     scheduler, parallel = config.scheduler_config, config.parallel_config
     load.capacity = scheduler.max_num_seqs * parallel.data_parallel_size
@@ -131,6 +132,7 @@ def block_terminal_signals() -> None:
 
 def _refuse_logits_processors(config: Any) -> None:
     """Raise StartupError for logits processors beside drafts: drafted tokens would escape them.
+    Beside lookups, which nobody asked for, it is a StartFailureError, and no drafts follow.
 
     The engine refuses them too (drafters/vllm/patches.py), but in another process, where the reason
     is lost.
@@ -140,10 +142,10 @@ def _refuse_logits_processors(config: Any) -> None:
     named = [str(name) for name in config.model_config.logits_processors or ()]
     named += [f"{point.value} (installed)" for point in entry_points(group=LOGITS_PROCESSORS)]
     if named:
-        raise StartupError(
-            f"logits_processors: {', '.join(named)}: they are not applied to drafted tokens; serve "
-            "them with --k 0"
-        )
+        problem = f"logits_processors: {', '.join(named)}: they are not applied to drafted tokens"
+        if _looks_up(config):
+            raise StartFailureError(problem, Blame.UNSUPPORTED, "unsupported")
+        raise StartupError(f"{problem}; serve them with --k 0")
 
 
 def _refuse_undrafted(config: Any, path: StartPath) -> None:
@@ -151,7 +153,7 @@ def _refuse_undrafted(config: Any, path: StartPath) -> None:
     Logs what our drafter does otherwise than the configuration says.
 
     The drafter refuses them too, but after the target was loaded. On V2 it is a StartFailureError:
-    V1 may run what V2 cannot.
+    V1 may run what V2 cannot. So it is for lookups, which nobody asked for: no drafts follow.
     """
     from drafters.vllm.own_drafter import limits_of
 
@@ -159,9 +161,38 @@ def _refuse_undrafted(config: Any, path: StartPath) -> None:
         for sentence in limits_of(config):
             logger.info("%s", sentence)
     except NotImplementedError as error:
-        if path is StartPath.V2:
+        if path is StartPath.V2 or _looks_up(config):
             raise StartFailureError(str(error), Blame.UNSUPPORTED, "unsupported") from error
         raise StartupError(f"{error}; without drafts it is served with --k 0") from error
+
+
+def _refuse_unasked_lookups(config: Any, settings: Settings) -> None:
+    """Raise StartFailureError for lookups in a target with recurrent layers, unless `lookup_k` was
+    given. Logs what drafts take of such a target's memory.
+
+    A request has a state for each draft token beside those that it has without drafts: with
+    Qwen3-Next and a `lookup_k` of 10 they take 520 MiB, where they took 75.
+    """
+    if config.speculative_config is None or not config.model_config.is_hybrid:
+        return
+    if _looks_up(config) and not settings.speculation.asks_for_lookups:
+        raise StartFailureError(
+            "lookups would take several times the memory of a request in a target with recurrent "
+            "layers, and fewer requests would run at once: give --lookup-k to have them",
+            Blame.UNSUPPORTED,
+            "unsupported",
+        )
+    logger.info(
+        "each request has %d more states of every recurrent layer than without drafts",
+        config.num_speculative_tokens,
+    )
+
+
+def _looks_up(config: Any) -> bool:
+    """Whether a configuration has drafts by lookup, without a head."""
+    from drafters.vllm.own_drafter import looks_up
+
+    return looks_up(config.speculative_config)
 
 
 def versions(llm: GatewayLLM) -> dict[str, str]:

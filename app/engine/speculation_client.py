@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
+import json
 import logging
 import os
 import platform
@@ -303,13 +305,23 @@ def _objective_of(state: Mapping[str, Any]) -> Objective:
 
 
 def fingerprint(settings: Settings, versions: Mapping[str, str]) -> dict[str, str]:
-    """Everything that step costs depend on: hardware, model, head, versions."""
+    """Everything that step costs depend on: hardware, model, head, engine arguments, versions.
+
+    Of the engine arguments it has a hash: a calibration file is no place for their secrets.
+    """
+    model, speculation, engine = settings.model, settings.speculation, settings.engine
+    arguments = json.dumps(engine.engine_args, sort_keys=True, default=str)
     return {
         "machine": f"{platform.machine()} {platform.processor()}".strip(),
         "cpus": str(len(os.sched_getaffinity(0))),
-        "model": settings.model.model,
-        "drafter": str(settings.speculation.drafter),
-        "k": str(settings.speculation.k),
-        "tensor_parallel_size": str(settings.engine.tensor_parallel_size),
+        "model": model.model,
+        "revision": str(model.revision),
+        "quantization": str(model.quantization),
+        "drafter": str(speculation.drafter),
+        "k": str(speculation.k),
+        "lookup_k": str(speculation.lookup_k),
+        "tensor_parallel_size": str(engine.tensor_parallel_size),
+        "enforce_eager": str(engine.enforce_eager),
+        "engine_args": hashlib.sha256(arguments.encode()).hexdigest()[:16],
         **versions,
     }

@@ -25,14 +25,14 @@ from app.endpoints import declared
 from app.engine.configuration.head import WITHOUT_HEAD
 from app.engine.configuration.runner import Blame, StartPath, runner_wish, start_plan
 from app.engine.freeze_gc import freeze_gc
-from app.engine.hang_detector import HangDetector
 from app.engine.heads.generations import HeadGenerations
-from app.engine.launch import launch, prepare, versions
-from app.engine.process_cleanup import ProcessCleanup, files_in_use, started_processes
+from app.engine.launch import prepare, versions
+from app.engine.launched_engine import DIED, HUNG, LaunchedEngine, ended_warming_up
+from app.engine.process_cleanup import files_in_use
 from app.engine.readiness import check_acceptance, check_drafts, check_finite, check_reports
 from app.engine.restart_policy import RestartPolicy
 from app.engine.speculation_client import SpeculationClient, fingerprint
-from app.engine.start_failure import EngineErrors, Fallback, StartFailureError, start_failure
+from app.engine.start_failure import Fallback, StartFailureError
 from app.errors import AerieError, ApiError, StartupError
 from app.llm.engine_load import EngineLoad
 from app.observability import metrics
@@ -41,22 +41,17 @@ from drafters.learning.first_head import first_head, older_first_head
 
 if TYPE_CHECKING:
     from app.learning.learning import Learning
-    from app.llm.async_llm import GatewayLLM
-    from app.llm.steps import StepWatch
     from app.serving.adapter import Adapter
     from app.serving.operation import Operation
 
 logger = logging.getLogger(__name__)
 
 RPC_TIMEOUT_S = 60.0
-SHUTDOWN_TIMEOUT_S = 10.0
-WATCH_INTERVAL_S = 0.2
 RECORD_INTERVAL_S = 0.5
 FIRST_START_S = 30.0  # what clients are told to wait for before the first start
 MAX_RETRY_AFTER_S = 60
 # A restart may load for so many times as long as the first start took, and at least so long.
 RELOAD_FACTOR, MIN_RELOAD_S = 3.0, 600.0
-DIED, HUNG = "died", "hung"
 
 
 class Phase(StrEnum):
@@ -119,22 +114,17 @@ class Engine:
         self.schemas: tuple[dict[str, dict[str, Any]], dict[str, Any]] = ({}, {})
         self._max_model_len: int | None = None
         self.takes_media = False  # known once the engine was up
-        self._launching = False
         self._stopping = asyncio.Event()
         self._wish: bool | None = None  # the model runner that the operator asked for
-        self._errors: EngineErrors | None = None
-        self._files: set[Path] = set()  # of the engine that starts
-        self._llm: GatewayLLM | None = None
-        self._steps: StepWatch | None = None
+        self._launched: LaunchedEngine | None = None  # from its launch on
         self._adapter: Adapter | None = None
-        self._cleanup: ProcessCleanup | None = None
         self._back_at = time.monotonic() + FIRST_START_S
         self._start_s = FIRST_START_S
 
     @property
     def ready(self) -> bool:
         """Whether requests are taken."""
-        return self.phase is Phase.READY and self._llm is not None and not self._llm.errored
+        return self.phase is Phase.READY and self._launched is not None and self._launched.serves
 
     @property
     def settings_in_force(self) -> Settings:
@@ -198,7 +188,8 @@ class Engine:
             if not (ready and complete):
                 with contextlib.suppress(psutil.Error):  # a process has ended meanwhile
                     files = await asyncio.to_thread(files_in_use)
-                    self._files |= files
+                    if self._launched is not None:
+                        self._launched.files |= files
                     if self._record_files is not None:
                         await asyncio.to_thread(self._record_files, files)
                     complete = ready
@@ -221,7 +212,10 @@ class Engine:
                     await stack.enter_async_context(self._polling)
                 if self.swappable_heads is not None:
                     await stack.enter_async_context(self._head_trials)
-                return await self._end_of(self.settings.supervision.hang_timeout_s)
+                ended = await self._end_of(self.settings.supervision.hang_timeout_s)
+            if ended == HUNG:  # it served nobody in that time
+                self._ready_s -= self.settings.supervision.hang_timeout_s
+            return ended
         finally:
             self._ready_s += time.monotonic() - began
 
@@ -251,14 +245,8 @@ class Engine:
         return heads
 
     async def _end_of(self, hang_timeout_s: float) -> str:
-        llm, steps = self._llm, self._steps
-        assert llm is not None and steps is not None
-        hang_detector = HangDetector(hang_timeout_s, 2 * WATCH_INTERVAL_S)
-        while not (llm.errored or self._stopping.is_set()):
-            if hang_detector.hung(llm.unfinished, steps.outputs):
-                return HUNG
-            await asyncio.sleep(WATCH_INTERVAL_S)
-        return DIED
+        assert self._launched is not None
+        return await self._launched.end_of(hang_timeout_s, self._stopping)
 
     async def _restart(self, reason: str) -> None:
         """Restart the engine until it serves again. Raises EngineLostError if it died too often."""
@@ -266,11 +254,12 @@ class Engine:
             timeout_s = self.settings.supervision.hang_timeout_s
             cause = f"it made no step for {timeout_s:g} s while requests ran"
         else:
-            report = self._errors.first() if self._errors is not None else None
-            cause = "it died while serving" + (f": {report.message}" if report else "")
+            report = None if self._launched is None else self._launched.first_error()
+            cause = "it died while serving" + (f": {report}" if report else "")
         while True:
             self._enter(Phase.RESTARTING)
             metrics.ENGINE_UP.set(0)
+            self._back_at = time.monotonic() + self._start_s  # ending what is left takes a while
             await self._teardown()
             self._enter(Phase.RESTARTING)
             wait_s = self._restart_policy.next_delay_s(cause)
@@ -295,21 +284,12 @@ class Engine:
                 return
 
     async def _teardown(self) -> None:
-        """End the requests on the dead engine, its processes, and the files that it leaves."""
+        """Bury the engine that has ended."""
         self._adapter = None
-        self._steps = None
         self.load.clear()
-        llm, self._llm = self._llm, None
-        cleanup, self._cleanup = self._cleanup, None
-        if llm is not None:
-            llm.mark_failed()
-            cleanup = cleanup or ProcessCleanup(llm.processes)
-        if cleanup is not None:
-            await asyncio.to_thread(cleanup.run)
-        if llm is not None:
-            await asyncio.to_thread(llm.shutdown, SHUTDOWN_TIMEOUT_S)
-        if self._errors is not None:
-            self._errors.remove()
+        launched, self._launched = self._launched, None
+        if launched is not None:
+            await launched.bury()
 
     def _enter(self, phase: Phase) -> None:
         """Enter the next phase. Raises StartupError if `stop` was called meanwhile."""
@@ -371,69 +351,34 @@ class Engine:
         """
         began = time.monotonic()
         self._enter(Phase.LOADING)
-        self._errors = EngineErrors()
-        self._files = set()
-        running = started_processes()
+        launched = self._launched = LaunchedEngine(self._launcher)
         try:
-            await self._launch(path, load_timeout_s)
-            readiness = asyncio.ensure_future(self._check_readiness(path))
-            ending = asyncio.ensure_future(self._end_of(hang_timeout_s))
-            try:
-                await asyncio.wait({readiness, ending}, return_when=asyncio.FIRST_COMPLETED)
-                if not readiness.done():
-                    raise _ended(ending.result())
-                readiness.result()
-            finally:
-                readiness.cancel()
-                ending.cancel()
-                await asyncio.gather(readiness, ending, return_exceptions=True)
-        except Exception as error:
-            logger.debug("engine did not start", exc_info=error)
-            if self._llm is None:  # vLLM gave its processes up
-                self._cleanup = ProcessCleanup(started_processes() - running, self._files)
-            elif self._llm.errored and not isinstance(error, StartupError):
-                error = _ended(DIED)  # a call into it only says that it has gone
-            raise start_failure(error, self._errors.first()) from error
-        return time.monotonic() - began
-
-    async def _launch(self, path: StartPath, timeout_s: float | None) -> None:
-        """Start the engine's processes and load its model.
-
-        Raises StartFailureError if that takes longer than `timeout_s`.
-        """
-        running = started_processes()
-        self._launching = True
-        try:
-            launching = asyncio.get_running_loop().run_in_executor(
-                self._launcher,
-                launch,
-                path.settings(self.settings),
-                self.load,
-                path,
-                self._wish,
-            )
-            await asyncio.wait({launching}, timeout=timeout_s)
-            hung = not launching.done()
-            while (
-                not launching.done()
-            ):  # that thread waits for its processes: end them, and it ends
-                started = started_processes() - running
-                await asyncio.to_thread(ProcessCleanup(started).run)
-                await asyncio.wait({launching}, timeout=0.1)
-            try:
-                self._llm, self._steps = llm, _ = launching.result()
-            except Exception as error:
-                if not hung:
-                    raise
-                message = f"the engine did not load within {timeout_s:g} s"
-                raise StartFailureError(message, Blame.RUNNER, HUNG) from error
+            settings = path.settings(self.settings)
+            await launched.launch(settings, self.load, path, self._wish, timeout_s=load_timeout_s)
+            llm, _ = launched.running
             llm.learning = self.learning
-            self._cleanup = ProcessCleanup(llm.processes)
             self._max_model_len = llm.model_config.max_model_len
             self.takes_media = bool(llm.model_config.is_multimodal_model)
+            self._enter(Phase.WARMING)
+            await self._warm_up(path, hang_timeout_s)
+        except Exception as error:
+            logger.debug("engine did not start", exc_info=error)
+            raise launched.start_failure(error) from error
+        return time.monotonic() - began
+
+    async def _warm_up(self, path: StartPath, hang_timeout_s: float) -> None:
+        """Check the engine's readiness. Raises StartFailureError if it dies or hangs meanwhile."""
+        readiness = asyncio.ensure_future(self._check_readiness(path))
+        ending = asyncio.ensure_future(self._end_of(hang_timeout_s))
+        try:
+            await asyncio.wait({readiness, ending}, return_when=asyncio.FIRST_COMPLETED)
+            if not readiness.done():
+                raise ended_warming_up(ending.result())
+            readiness.result()
         finally:
-            self._launching = False
-        self._enter(Phase.WARMING)
+            readiness.cancel()
+            ending.cancel()
+            await asyncio.gather(readiness, ending, return_exceptions=True)
 
     def _fall_back(self, path: StartPath, error: StartFailureError, following: StartPath) -> None:
         """Log why a path is left, and keep it as the reason of the fallback."""
@@ -460,8 +405,8 @@ class Engine:
         from app.serving.adapter import Adapter
 
         settings = path.settings(self.settings)
-        llm, steps = self._llm, self._steps
-        assert llm is not None and steps is not None
+        assert self._launched is not None
+        llm, steps = self._launched.running
         reports = await llm.collective_rpc("aerie_drafter_report", timeout=RPC_TIMEOUT_S)
         self.drafter = check_reports(settings, reports)
         adapter = Adapter(llm, settings, declared())
@@ -484,8 +429,7 @@ class Engine:
                 self.speculation = speculation
             if self.heads is not None and settings.has_head:
                 await self.heads.begin(self.speculation)
-        if self._cleanup is not None:
-            self._cleanup.record()
+        self._launched.record()
         freeze_gc()
         self._adapter = adapter
         self._enter(Phase.READY)
@@ -496,25 +440,7 @@ class Engine:
         self.phase = Phase.STOPPING
         self._stopping.set()
         metrics.ENGINE_UP.set(0)
-        while self._launching:  # that thread waits for its processes: end them, and it ends
-            for process in psutil.Process().children(recursive=True):
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.kill()
-            await asyncio.sleep(0.1)
-        if self._llm is not None:
-            llm, self._llm = self._llm, None
-            llm.mark_failed()  # so that nobody waits for its answers
-            await asyncio.to_thread(llm.shutdown, SHUTDOWN_TIMEOUT_S)
-        cleanup, self._cleanup = self._cleanup, None
-        if cleanup is not None:
-            await asyncio.to_thread(cleanup.run)
-        if self._errors is not None:
-            self._errors.remove()
+        if self._launched is not None:
+            await self._launched.stop()
         if self.heads is not None:
             await asyncio.to_thread(self.heads.stopped)
-
-
-def _ended(how: str) -> StartFailureError:
-    """The failure of an engine that died or hung before it was ready."""
-    kind = HUNG if how == HUNG else "ended"
-    return StartFailureError(f"the engine {how} while it warmed up", Blame.RUNNER, kind)

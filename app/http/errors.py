@@ -59,8 +59,7 @@ async def _http_error(request: Request, error: HTTPException) -> JSONResponse:
     message = str(error.detail)
     if error.status_code == 405:
         message = f"Not allowed to {method} on {shorten(path)}."
-    if headers is not None and headers.get("Allow") == "GET":
-        headers["Allow"] = "GET, HEAD"  # app/http/head.py
+        headers = {"Allow": ", ".join(sorted(_methods(request)))}
     return await _api_error(request, ApiError(error.status_code, message, headers=headers))
 
 
@@ -83,6 +82,17 @@ def _moved(request: Request, path: str) -> ApiError:
 def _is_routed(request: Request, path: str) -> bool:
     scope = {**request.scope, "path": path}
     return any(route.matches(scope)[0] is not Match.NONE for route in request.app.routes)
+
+
+def _methods(request: Request) -> set[str]:
+    """The methods of all routes of the request's path."""
+    methods: set[str] = set()
+    for route in request.app.routes:
+        if route.matches(request.scope)[0] is not Match.NONE:
+            methods |= getattr(route, "methods", None) or set()
+    if "GET" in methods:
+        methods.add("HEAD")  # app/http/head.py
+    return methods
 
 
 def _asks_for_websocket(request: Request) -> bool:

@@ -50,7 +50,7 @@ class RequestContext:
         self._body_bytes = 0
         self._slot: Slot | None = None
         self._decision = RateLimitDecision()
-        # Fields of the access log; complete once the context is closed.
+        # Fields of the access log; complete once the context is settled.
         self.log_fields: dict[str, Any] = {"tenant": identity.tenant.name}
 
     async def begin(self, total_s: float) -> None:
@@ -107,11 +107,11 @@ class RequestContext:
     def reserve_body_bytes(self, size: int) -> None:
         """Count `size` bytes of the body, which stay in memory until the request ends.
 
-        Raises ApiError 429 when the bodies of all requests together are too large.
+        Raises ApiError 429 when the bodies of all requests together are too large, or those of its
+        tenant.
         """
-        self._admission.body_bytes += size
-        self._body_bytes += size
-        if self._admission.body_bytes > self._admission.max_body_bytes:
+        self._count_body_bytes(size)
+        if not self._admission.has_room_for_bodies(self.identity.tenant):
             raise _overloaded(QueueFull(self._admission.queue.retry_after_s))
 
     @property
@@ -136,13 +136,18 @@ class RequestContext:
             self._admission.queue.release(slot)
 
     async def close(self) -> None:
-        """Release everything and settle the charged tokens with what was used."""
+        """Release everything, and settle what is not settled yet."""
         self._admission.open_requests.discard(self)
         if self.deadline is not None:
             self.deadline.close()
+        self._count_body_bytes(-self._body_bytes)
+        await self.settle()
+        self.usage.sequences.clear()
+
+    async def settle(self) -> None:
+        """Release the slot and the lease, and settle the charged tokens with what was used: the
+        engine has no more work with this request. Further calls do nothing."""
         self.release_slot()
-        self._admission.body_bytes -= self._body_bytes
-        self._body_bytes = 0
         if not self._lease:
             return
         tenant, lease, self._lease = self.identity.tenant, self._lease, ""
@@ -154,7 +159,6 @@ class RequestContext:
         self.log_fields |= self._usage_fields(used)
         for kind, tokens in used.items():
             metrics.TENANT_TOKENS.labels(tenant.name, kind).inc(tokens)
-        self.usage.sequences.clear()
         unused = self._charged - sum(used.values())
         if self._leased_by is self._charged_by:
             await self._leased_by.release(tenant, tokens=unused, lease=lease)
@@ -196,6 +200,11 @@ class RequestContext:
         if drafts.steps:
             value += f", k={drafts.k:.2f}, length={drafts.length:.2f}"
         return {"x-aerie-speculation": value}
+
+    def _count_body_bytes(self, size: int) -> None:
+        self._body_bytes += size
+        self._admission.body_bytes += size
+        self._admission.body_bytes_by_tenant[self.identity.tenant.name] += size
 
     async def _acquire_quota(self, quota: QuotaRequest) -> Limiter:
         """Acquire quota; returns the limiter that takes its release. Raises ApiError 429."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from typing import Protocol
 
 from fastapi.responses import StreamingResponse
@@ -34,9 +34,10 @@ class EventStream:
         self,
         events: AsyncIterator[str],
         keep_alive_s: float,
-        on_end: Callable[[], None] = lambda: None,
+        on_end: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """`on_end` is called once nothing is generated any more, read or not."""
+        """`on_end` is called once nothing is generated any more, read or not. The stream's end is
+        not read before it is done."""
         self._events = events
         self._keep_alive_s = keep_alive_s
         self._on_end = on_end
@@ -60,7 +61,8 @@ class EventStream:
             if isinstance(self._events, AsyncGenerator):
                 await self._events.aclose()
             self._generated = True
-            self._on_end()
+            if self._on_end is not None:
+                await self._on_end()
         await self._queue.put(end)
 
     async def _next(self) -> str | None:

@@ -20,7 +20,10 @@ logger = logging.getLogger(__name__)
 LOCK = "gateway.lock"
 LOCK_WITHIN_S = 5.0  # a gateway that was killed may take a moment to be gone
 # What gateway and learner put there, and their drafts of files that are replaced.
-_REPLACED = (lineage.IN_FORCE, lineage.PINNED, lineage.FIRST_HEAD, lineage.LOADING)
+_REPLACED = (
+    *(lineage.IN_FORCE, lineage.PINNED, lineage.FIRST_HEAD, lineage.LOADING),
+    lineage.TARGET_SINCE,
+)
 _NAMES = (captured.FOLDER, lineage.FOLDER, load_signal.NAME, *_REPLACED, WORK, LOCK)
 _OURS = re.compile(rf"({'|'.join(map(re.escape, _NAMES))})|\.({'|'.join(_REPLACED)})-\w+")
 

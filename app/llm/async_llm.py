@@ -46,6 +46,7 @@ Outputs = AsyncGenerator[RequestOutput, None]
 # (vllm/v1/engine/logprobs.py, _update_prompt_logprobs), whatever the context: some 2 us each.
 MAX_PROMPT_ALTERNATIVES = 65_536
 NON_FINITE = "aerie-non-finite"  # the stop reason of sequences whose logits are not finite
+WARM_UP = "aerie-warm-up-"  # begins the ids of requests that a start makes
 
 
 class GatewayLLM(AsyncLLM):
@@ -227,7 +228,7 @@ class GatewayLLM(AsyncLLM):
             params = SamplingParams(
                 temperature=0.0, max_tokens=tokens, ignore_eos=True, allowed_token_ids=allowed
             )
-            name = f"aerie-warm-up-{next(self._dummy_numbers)}"
+            name = f"{WARM_UP}{next(self._dummy_numbers)}"
             async for _ in self.generate(tokens_input(prompt[:longest]), params, name):
                 pass
 
@@ -364,7 +365,8 @@ def end_non_finite(outputs: list[EngineCoreOutput]) -> list[str]:
                 running.append(output.request_id)
             output.new_token_ids, output.new_logprobs = [], None
             output.finish_reason, output.stop_reason = FinishReason.ERROR, NON_FINITE
-            metrics.NON_FINITE.inc()
+            if not output.request_id.startswith(WARM_UP):  # a start says itself why it failed
+                metrics.NON_FINITE.inc()
             logger.error("logits of %s are not finite: the sequence was ended", output.request_id)
     return running
 

@@ -32,7 +32,8 @@ MODEL_INFO = Gauge(
 START_SECONDS = Gauge("aerie_start_seconds", "Seconds from process start to ready.")
 DRAFT_TOKENS_PER_STEP = Gauge(
     "aerie_draft_tokens_per_step",
-    "Most draft tokens per step (K) that the engine was started with.",
+    "Largest K that the policy may choose; 0 without drafts, and where only lookups of this "
+    "project draft, which have no K.",
 )
 SPECULATION_PATH = Gauge(
     "aerie_speculation_path_info",
@@ -165,7 +166,7 @@ EXPIRED = _by(
 )
 NON_FINITE = Counter(
     "aerie_requests_non_finite_total",
-    "Sequences ended because the model computed logits that are not finite.",
+    "Sequences of clients that were ended because the model computed logits that are not finite.",
 )
 STORED_RESPONSE_BYTES = Gauge(
     "aerie_stored_responses_bytes", "Bytes of /v1/responses that are kept in memory."
@@ -246,6 +247,7 @@ def count_speculation(state: dict[str, Any], last: dict[str, Any] | None) -> Non
         return new
 
     K.set(state["batch_k"])
+    DRAFT_TOKENS_PER_STEP.set(state["k_max"])
     for objective in OBJECTIVES:
         OBJECTIVE.labels(objective).set(state["objective"] == objective)
     for k in range(state["k_max"] + 1):

@@ -7,6 +7,7 @@ gateway's own poll got within the last second, and of vLLM's metrics only those 
 from __future__ import annotations
 
 from typing import Any
+from uuid import uuid4
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
@@ -17,6 +18,8 @@ from app.engine.supervisor import Engine
 from app.http.request_context import context_of
 
 PATH = "/page/figures"
+# By which the page tells this gateway from another one behind the same load balancer.
+GATEWAY = uuid4().hex
 # Name in the answer -> sample of vLLM's metrics, summed over engines. The page makes rates of the
 # counters, and takes a counter that falls for a new engine's.
 SAMPLES = {
@@ -46,6 +49,7 @@ async def figures(request: Request) -> JSONResponse:
     admission: AdmissionController = request.app.state.admission
     state = engine.speculation.latest() if engine.ready and engine.speculation is not None else None
     shown: dict[str, Any] = {
+        "gateway": GATEWAY,
         "phase": engine.phase,
         "retry_after_s": None if engine.ready else engine.retry_after_s,
         "model": settings.served_model_name,

@@ -12,6 +12,19 @@ from app.errors import SettingsError
 from app.settings import Section, Settings, of_preset, preset_names, read_preset
 from drafters.model.config import Method
 
+# Bytes of a value, by the names of types. vLLM's "auto" loads weights of float32 in two bytes, too.
+BYTES = {"auto": 2, "bfloat16": 2, "float16": 2, "float32": 4}
+
+# Keys of config.json that say how many experts a layer has (vllm/transformers_utils/
+# model_arch_config_convertor.py).
+_EXPERTS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")
+# Types of layers that keep the keys and values of all tokens, a name of transformers' each
+# (transformers/configuration_utils.py, and _ATTENTION_LAYER_TYPES in vllm/config/model.py).
+_FULL_ATTENTION = (
+    *("full_attention", "attention", "hybrid"),
+    *("indexed_attention", "deepseek_sparse_attention", "qwen_sparse_attention"),
+)
+
 
 class KvLayers(Section):
     """Layers whose KV cache has one shape."""
@@ -19,6 +32,7 @@ class KvLayers(Section):
     layers: int = Field(ge=1)
     heads: int = Field(ge=1)  # key-value heads
     head_dim: int = Field(ge=1)
+    latent: bool = False  # MLA: one vector for keys and values of all heads, whole on each GPU
     window: int | None = Field(None, ge=1)  # tokens that a sliding layer keeps; None: all
 
 
@@ -29,6 +43,8 @@ class TargetFacts(Section):
     weights_gib: float | None = Field(None, gt=0)  # as stored, where that is no plain dtype
     hidden_size: int = Field(ge=1)
     max_length: int = Field(ge=1)
+    mixture: bool = False  # of experts
+    layers: int | None = Field(None, ge=1)  # all layers, where some keep no keys and values
     kv: tuple[KvLayers, ...]
 
 
@@ -58,29 +74,38 @@ def about_preset(name: str) -> About:
 
 def facts_for(settings: Settings, preset: str | None = None) -> About | None:
     """Facts about the target that `settings` name, from `preset`, or else from any preset that
-    serves it; None if there is none.
+    serves it, with the same head if there is one; None if there is none.
 
-    The facts about the head are taken to hold for every head of that target.
+    The facts about the head are taken to hold for every other head of that target.
     """
-    for name in [preset] if preset else preset_names():
-        if of_preset(name).model.model == settings.model.model:
-            return about_preset(name)
-    return None
+    target, head = settings.model.model, settings.speculation.drafter
+    presets = {name: of_preset(name) for name in ([preset] if preset else preset_names())}
+    names = [name for name, known in presets.items() if known.model.model == target]
+    same_head = [name for name in names if presets[name].speculation.drafter == head]
+    return about_preset((same_head or names)[0]) if names else None
 
 
 def facts_in(config: Mapping[str, Any], weights_bytes: int) -> TargetFacts | None:
     """Facts about a target, from the text part of its config.json and the bytes of its weights.
 
-    None for a kind of configuration that this function does not know.
+    None for a kind of configuration that this function does not know. Of weights that are stored
+    quantised the bytes count, of others the parameters: they are loaded in a type of their own.
     """
     try:
         layers: int = config["num_hidden_layers"]
         query_heads: int = config["num_attention_heads"]
         heads: int = config.get("num_key_value_heads") or query_heads
-        head_dim: int = config.get("head_dim") or config["hidden_size"] // query_heads
-        kinds = Counter(config.get("layer_types") or ["full_attention"] * layers)
+        head_dim: int = (
+            config.get("head_dim")
+            or config.get("attention_head_dim")
+            or config["hidden_size"] // query_heads
+        )
+        full, sliding = _attention_layers(config, layers)
         kv = []
-        if full := kinds["full_attention"]:
+        if rank := config.get("kv_lora_rank"):
+            size = rank + config["qk_rope_head_dim"]
+            kv.append(KvLayers(layers=full or layers, heads=1, head_dim=size, latent=True))
+        elif full:
             kv.append(
                 KvLayers(
                     layers=full,
@@ -89,18 +114,45 @@ def facts_in(config: Mapping[str, Any], weights_bytes: int) -> TargetFacts | Non
                     head_dim=config.get("global_head_dim") or head_dim,
                 )
             )
-        if sliding := kinds["sliding_attention"]:
+        if sliding:
             window = config["sliding_window"]
             kv.append(KvLayers(layers=sliding, heads=heads, head_dim=head_dim, window=window))
+        stored = BYTES.get(str(config.get("dtype") or config.get("torch_dtype")), 2)
+        quantised = "quantization_config" in config
         return TargetFacts(
-            parameters_b=weights_bytes / 2e9,
-            weights_gib=weights_bytes / 1024**3,
+            parameters_b=weights_bytes / stored / 1e9,
+            weights_gib=weights_bytes / 1024**3 if quantised else None,
             hidden_size=config["hidden_size"],
             max_length=config["max_position_embeddings"],
+            mixture=any(map(config.get, _EXPERTS)),
+            layers=layers,
             kv=tuple(kv),
         )
     except (KeyError, TypeError, ValidationError):
         return None
+
+
+def _attention_layers(config: Mapping[str, Any], layers: int) -> tuple[int, int]:
+    """How many layers keep the keys and values of all tokens, and how many those of a window.
+
+    In a hybrid model others are recurrent, or have no attention. Where the configuration tells no
+    layers apart, all of them keep everything.
+    """
+    if types := config.get("layer_types") or config.get("layers_block_type"):
+        kinds = Counter(types)
+        return sum(kinds[kind] for kind in _FULL_ATTENTION), kinds["sliding_attention"]
+    full = layers
+    if pattern := config.get("hybrid_override_pattern"):  # Nemotron-H
+        full = Counter(pattern)["*"]
+    elif period := config.get("attn_layer_period"):  # Jamba
+        full = len(range(config["attn_layer_offset"], layers, period))
+    elif indices := config.get("full_attn_idxs"):  # LFM2
+        full = len(indices)
+    elif interval := config.get("full_attention_interval"):  # Qwen3-Next: the last of so many
+        full = layers // interval
+    elif group := config.get("layer_group_size"):  # Ling: the last of so many, and those left over
+        full = layers // group + layers % group
+    return full, 0
 
 
 def _parse(name: str, table: Mapping[str, Any]) -> About:

@@ -20,7 +20,7 @@ from app.engine.configuration.capacity import (
     server_defaults,
     step_shape,
 )
-from app.presets.about import About, TargetFacts
+from app.presets.about import BYTES, About, KvLayers, TargetFacts
 from app.settings import Settings
 from drafters.config import MAX_DEFERRED_STEPS
 from drafters.model.config import Method
@@ -31,10 +31,40 @@ UTILISATION = 0.92  # vLLM's default (vllm/config/cache.py)
 OVERHEAD_GIB = 3.0
 SHORTEST = 1024  # tokens: the shortest context that anybody would serve
 H100_GIB = 79.6  # of the GPU that is meant where none is named
-BYTES = {"auto": 2, "bfloat16": 2, "float16": 2, "float32": 4}
-# Bytes of a parameter in weights that are quantised while they load. Embeddings and the output
-# matrix stay at two: 0.6 GiB more for Qwen3-Coder, left to the overhead.
-QUANTISED = {"fp8_per_tensor": 1, "fp8_per_block": 1, "fp8_per_channel": 1}
+# Bytes of a parameter in weights that are quantised while they load, scales included. Embeddings
+# and the output matrix stay at two: 0.6 GiB more for Qwen3-Coder, left to the overhead.
+QUANTISED = {
+    "fp8_per_tensor": 1,
+    "fp8_per_block": 1,
+    "fp8_per_channel": 1,
+    "mxfp8": 1.03,
+    "mxfp4": 0.53,
+    "experts_int8": 1,
+    "int8_per_channel_weight_only": 1,
+    "nvfp4_per_token": 0.56,
+}
+# Those that quantise experts alone, which are nearly all of a mixture and none of a dense target.
+OF_EXPERTS = frozenset({"experts_int8", "int8_per_channel_weight_only", "nvfp4_per_token"})
+# Bytes of an element of a key or value in vLLM's types of KV cache, with scales of heads of 128.
+KV_BYTES = BYTES | {
+    "fp8": 1,
+    "fp8_e4m3": 1,
+    "fp8_e5m2": 1,
+    "fp8_inc": 1,
+    "fp8_ds_mla": 1.14,
+    "nvfp4_ds_mla": 0.66,
+    "fp8_per_token_head": 1.03,
+    "int8_per_token_head": 1.03,
+    "int4_per_token_head": 0.53,
+    "nvfp4": 0.57,
+    "nvfp4_4over6": 0.57,
+    "turboquant_k8v4": 0.77,
+    "turboquant_4bit_nc": 0.53,
+    "turboquant_k3v4_nc": 0.47,
+    "turboquant_3bit_nc": 0.4,
+    "ultraquant_4bit": 0.54,
+}
+_NAMES = ("dtype", "quantization", "kv_cache_dtype")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +98,36 @@ class Need:
         )
 
 
-def capacity(settings: Settings, about: About, gpu_gib: float = H100_GIB) -> StepShape:
-    """The largest step of an engine on GPUs of `gpu_gib`."""
-    engine = settings.engine
-    given: dict[str, Any] = {
+def _engine_arguments(settings: Settings) -> dict[str, Any]:
+    """What vLLM is told of sizes and types: the settings, and `engine_args`, which win.
+
+    Numbers that are given as text are left out: vLLM decides whether it reads them.
+    """
+    model, engine = settings.model, settings.engine
+    theirs = {
+        name: value
+        for name, value in engine.engine_args.items()
+        if name in _NAMES or not isinstance(value, str)
+    }
+    return {
+        "dtype": model.dtype,
+        "quantization": model.quantization,
+        "tensor_parallel_size": engine.tensor_parallel_size,
+        "max_model_len": engine.max_model_len,
         "max_num_seqs": engine.max_num_seqs,
         "max_num_batched_tokens": engine.max_num_batched_tokens,
         "enforce_eager": engine.enforce_eager,
-        **engine.engine_args,
+        "gpu_memory_utilization": engine.gpu_memory_utilization,
+        "kv_cache_memory_bytes": (engine.kv_cache_gib or 0) * GIB,
+        "kv_cache_dtype": "auto",
+        **theirs,
     }
+
+
+def capacity(settings: Settings, about: About, gpu_gib: float = H100_GIB) -> StepShape:
+    """The largest step of an engine on GPUs of `gpu_gib`."""
     gpu = server_defaults(gpu_gib)
-    return step_shape(given, gpu, *_drafting(settings, about))
+    return step_shape(_engine_arguments(settings), gpu, *_drafting(settings, about))
 
 
 def _drafting(settings: Settings, about: About) -> tuple[int, Method | None]:
@@ -96,38 +145,43 @@ def graphs(settings: Settings, about: About, gpu_gib: float = H100_GIB) -> Graph
     if target is None or not settings.speculates or (settings.has_head and head is None):
         return None
     (k, method), shape = _drafting(settings, about), capacity(settings, about, gpu_gib)
-    layers = sum(group.layers for group in target.kv)
+    layers = target.layers or sum(group.layers for group in target.kv)
     head_layers = head.layers if head is not None and method is not None else 0
     return estimate_graphs(graphs_of(shape, k, method), k, method, layers, head_layers)
 
 
 def need(
-    settings: Settings, about: About, gpus: int | None = None, gpu_gib: float = H100_GIB
+    settings: Settings,
+    about: About,
+    gpus: int | None = None,
+    gpu_gib: float = H100_GIB,
+    length: int | None = None,
 ) -> Need | None:
-    """What `settings` need on each of `gpus` (default: their tensor parallel size) of `gpu_gib`;
-    None where nothing is known of the target."""
+    """What `settings` need on each of `gpus` (default: their tensor parallel size) of `gpu_gib`,
+    with a longest sequence of `length` tokens (default: theirs); None where nothing is known of the
+    target."""
     target = about.target
     if target is None:
         return None
-    gpus = gpus or settings.engine.tensor_parallel_size
-    engine = settings.engine
-    dtype = BYTES[settings.model.dtype]
-    length = engine.max_model_len or target.max_length
-    if engine.max_model_len is None and engine.engine_args.get("max_model_len") == -1:
+    arguments = _engine_arguments(settings)
+    gpus = gpus or int(arguments["tensor_parallel_size"])
+    dtype = BYTES.get(arguments["dtype"], 2)
+    length = length or arguments["max_model_len"] or target.max_length
+    if length == -1:
         length = SHORTEST  # vLLM takes the longest that fits (app/settings/engine.py)
     head = about.head if settings.has_head else None
     head_layers = head.layers if head else 0
-    cache_dtype = str(engine.engine_args.get("kv_cache_dtype", "auto"))
-    cell = 1 if cache_dtype.startswith("fp8") else dtype
+    cache_dtype = arguments["kv_cache_dtype"]
+    cell = dtype if cache_dtype == "auto" else KV_BYTES.get(cache_dtype, dtype)
     shape, captured = capacity(settings, about, gpu_gib), graphs(settings, about, gpu_gib)
     # vLLM lays out the next step while one runs: tokens of both are in flight.
     kv = _kv_bytes(target, head_layers, length, 2 * shape.tokens, cell, gpus)
     kept = shape.sequences * MAX_DEFERRED_STEPS
     store = kept * head.taps * target.hidden_size * dtype if head else 0
     return Need(
-        weights=_weights_bytes(target, settings) / gpus / GIB,
+        weights=_weights_bytes(target, arguments["quantization"], dtype) / gpus / GIB,
         head=(head.parameters_b * 1e9 * 2 / gpus / GIB) if head else 0.0,
-        kv=engine.kv_cache_gib or kv / GIB,
+        kv=(arguments["kv_cache_memory_bytes"] or kv) / GIB,
         store=store / GIB,
         graphs=captured.gib if captured else 0.0,
         overhead=OVERHEAD_GIB,
@@ -139,7 +193,8 @@ def need(
 
 def usable(settings: Settings, gpu_gib: float) -> float:
     """GiB of a GPU that vLLM may use."""
-    return gpu_gib * (settings.engine.gpu_memory_utilization or UTILISATION)
+    share: float | None = _engine_arguments(settings)["gpu_memory_utilization"]
+    return gpu_gib * (share or UTILISATION)
 
 
 def fewest_gpus(settings: Settings, about: About, gpu_gib: float, most: int = 8) -> int | None:
@@ -162,8 +217,7 @@ def longest(settings: Settings, about: About, gpu_gib: float) -> int:
     low, high = 0, about.target.max_length // 1024
     while low < high:
         middle = (low + high + 1) // 2
-        engine = settings.engine.model_copy(update={"max_model_len": middle * 1024})
-        needed = need(settings.model_copy(update={"engine": engine}), about, None, gpu_gib)
+        needed = need(settings, about, None, gpu_gib, middle * 1024)
         if needed is not None and needed.total <= usable(settings, gpu_gib):
             low = middle
         else:
@@ -171,12 +225,13 @@ def longest(settings: Settings, about: About, gpu_gib: float) -> int:
     return low * 1024
 
 
-def _weights_bytes(target: TargetFacts, settings: Settings) -> float:
-    if (size := QUANTISED.get(settings.model.quantization or "")) is not None:
-        return target.parameters_b * 1e9 * size
+def _weights_bytes(target: TargetFacts, quantization: str | None, dtype: int) -> float:
     if target.weights_gib is not None:
         return target.weights_gib * GIB
-    return target.parameters_b * 1e9 * BYTES[settings.model.dtype]
+    quantised = QUANTISED.get(quantization or "", dtype)
+    if quantization in OF_EXPERTS and not target.mixture:
+        quantised = dtype
+    return target.parameters_b * 1e9 * quantised
 
 
 def _kv_bytes(
@@ -184,7 +239,7 @@ def _kv_bytes(
     head_layers: int,
     length: int,
     in_flight: int,
-    cell: int,
+    cell: float,
     gpus: int,
     *,
     unbounded_only: bool = False,
@@ -194,14 +249,20 @@ def _kv_bytes(
     A sliding layer keeps its window and the tokens in flight. The head's layers keep every token,
     and are taken to be as wide as the target's full ones.
     """
-    total = 0
+    total = 0.0
     for group in target.kv:
         if group.window is not None and unbounded_only:
             continue
         tokens = length if group.window is None else min(length, group.window + in_flight)
-        width = 2 * -(-group.heads // gpus) * group.head_dim * cell  # heads are never split
-        total += group.layers * tokens * width
+        total += group.layers * tokens * _width(group, cell, gpus)
     if head_layers:
         full = next((group for group in target.kv if group.window is None), target.kv[0])
-        total += head_layers * length * 2 * -(-full.heads // gpus) * full.head_dim * cell
-    return total
+        total += head_layers * length * _width(full, cell, gpus)
+    return round(total)
+
+
+def _width(group: KvLayers, cell: float, gpus: int) -> float:
+    """Bytes of a token on each GPU in one layer of a group. Heads are never split."""
+    if group.latent:
+        return group.head_dim * cell
+    return 2 * -(-group.heads // gpus) * group.head_dim * cell

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 
 from app.declaration.endpoint import Endpoint
 from app.errors import ApiError
-from app.routes.request_handler import handle, handle_body, read_body
+from app.routes.request_handler import handle, handle_body, read_body, refuse_until_ready
 
 INVOCATIONS = "/invocations"
 # Headers that SageMaker hands on from its own API's CustomAttributes and InferenceComponentName.
@@ -41,6 +41,7 @@ def router(endpoints: Sequence[Endpoint]) -> APIRouter:
         if request.headers.get(ADAPTER):
             raise ApiError(400, f"This gateway serves no adapters: {ADAPTER} cannot be honoured.")
         endpoint = _routed(request.headers.get(ATTRIBUTES, ""), by_path)
+        refuse_until_ready(request, endpoint or endpoints[0])
         body = await read_body(request)
         if endpoint is None:
             endpoint = _endpoint_by_field(body.payload, by_field)

@@ -38,7 +38,17 @@ class Body:
 
 async def handle(request: Request, endpoint: Endpoint) -> Response:
     """Read the body and answer it as the endpoint does."""
+    refuse_until_ready(request, endpoint)
     return await handle_body(request, endpoint, await read_body(request))
+
+
+def refuse_until_ready(request: Request, endpoint: Endpoint) -> None:
+    """Raise ApiError 503 while the engine is not ready.
+
+    The limits of a body follow from the model's context, which is not known until then.
+    """
+    engine: Engine = request.app.state.engine
+    engine.operation(endpoint.name)
 
 
 async def read_body(request: Request) -> Body:
@@ -67,8 +77,8 @@ async def handle_body(request: Request, endpoint: Endpoint, body: Body) -> Respo
     async def work() -> Response:
         payload, size = body.payload, body.size
         turn: Turn | None = None
-        if endpoint.keeps_responses:
-            turn = await resume(
+        if endpoint.continues_responses:
+            resumed = await resume(
                 request.app.state.responses,
                 context.identity.tenant.name,
                 payload,
@@ -77,7 +87,8 @@ async def handle_body(request: Request, endpoint: Endpoint, body: Body) -> Respo
                 _limits(request).structure,
                 context.reserve_body_bytes,
             )
-            payload, size = turn.payload, turn.size
+            payload, size = resumed.payload, resumed.size
+            turn = resumed if endpoint.keeps_responses else None
         cost = _cost(endpoint, payload, size, operation.output_limit, settings)
         await context.admit(payload.get("model") or settings.served_model_name, cost)
         context.usage.max_alternatives = settings.limits.alternatives(engine.max_model_len)
@@ -90,7 +101,7 @@ async def handle_body(request: Request, endpoint: Endpoint, body: Body) -> Respo
             whole = reply.answer if turn is None else await turn.finish(reply.answer, length)
             return await run_sized(length, partial(JSONResponse, whole, headers=headers))
         events = reply.answer if turn is None else turn.stream(reply.answer)
-        stream = EventStream(events, settings.server.sse_keep_alive_s, context.release_slot)
+        stream = EventStream(events, settings.server.sse_keep_alive_s, context.settle)
         try:
             error = await stream.begin(reply.first)
         except asyncio.CancelledError:

@@ -27,7 +27,7 @@ class StoredItem:
     def of(cls, item: Any) -> StoredItem:
         """The item in JSON."""
         item_id = item.get("id") if isinstance(item, dict) else None
-        return cls(item_id if isinstance(item_id, str) else None, json.dumps(item).encode())
+        return cls(item_id if isinstance(item_id, str) else None, to_json(item))
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class StoredResponse:
         return cls(
             tuple(map(StoredItem.of, items)),
             tuple(map(StoredItem.of, output)),
-            json.dumps(response).encode(),
+            to_json(response),
         )
 
     @property
@@ -76,6 +76,11 @@ def _without_logprobs(item: Any) -> Any:
         for part in content
     ]
     return {**item, "content": parts}
+
+
+def to_json(value: Any) -> bytes:
+    """The value's JSON in UTF-8. With escapes, most scripts would take twice the room."""
+    return json.dumps(value, ensure_ascii=False).encode()
 
 
 def json_list(items: Iterable[StoredItem]) -> bytes:

@@ -15,7 +15,13 @@ from app.errors import ApiError, shorten
 from app.http.request_context import context_of
 from app.json_structure import Bounds, exceeded
 from app.offload import run_sized
-from app.routes.response_store import ResponseStore, StoredItem, StoredResponse, json_list
+from app.routes.response_store import (
+    ResponseStore,
+    StoredItem,
+    StoredResponse,
+    json_list,
+    to_json,
+)
 from app.validation.field_checks import invalid
 from app.validation.size_limits import check_count
 
@@ -47,7 +53,7 @@ class Turn:
         response = self._named(response, self.kept)
         if not self.kept:
             return response
-        items = _items(self.payload.get("input"))
+        items = map(_as_listed, _items(self.payload.get("input")))
         stored = await run_sized(self.size + size, StoredResponse.of, items, response)
         if self.store.put(self.tenant, response["id"], stored):
             return response
@@ -61,14 +67,15 @@ class Turn:
                 if kind not in _WITH_RESPONSE:
                     yield self.failed(event) if kind == "error" else event
                     continue
-                data = json.loads(rest.removeprefix("data: "))
+                data = await run_sized(len(event), json.loads, rest.removeprefix("data: "))
                 if kind in _LAST:
                     data["response"] = await self.finish(data["response"])
                 else:
                     data["response"] = self._named(data["response"], self.kept)
                 if kind == "response.created":
                     self.created = data["response"]
-                yield f"event: {kind}\ndata: {json.dumps(data)}\n\n"
+                text = await run_sized(len(event), json.dumps, data)
+                yield f"event: {kind}\ndata: {text}\n\n"
         finally:
             if hasattr(events, "aclose"):
                 await events.aclose()
@@ -195,6 +202,20 @@ def _items(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
+def _as_listed(item: Any) -> Any:
+    """An item in the form in which OpenAI lists it: a message has its type, and its text is a
+    content part."""
+    if not isinstance(item, dict) or "role" not in item:
+        return item
+    message = {**item, "type": "message"}
+    if isinstance(text := item.get("content"), str):
+        part: dict[str, Any] = {"type": "input_text", "text": text}
+        if item["role"] == "assistant":
+            part |= {"type": "output_text", "annotations": []}
+        message["content"] = [part]
+    return message
+
+
 def _reference(item: Any, where: str) -> str | None:
     """The id of an item that is referred to instead of sent; None for any other item.
 
@@ -261,16 +282,16 @@ async def retrieve(request: Request, response_id: str) -> Response:
 
 @router.get(f"{PATH}/{{response_id}}/input_items")
 async def input_items(request: Request, response_id: str) -> Response:
-    """A page of the input that a kept response answered, the newest item first by default."""
+    """A page of the input that a kept response answered, the newest item first by default.
+
+    The page is a copy, which shares the bound of all bodies. Raises ApiError 429 beyond it.
+    """
     items = _stored(request, response_id).input
     ids = _item_ids(response_id, items)
     page = _page(ids, request.query_params)
-    ends = {"first_id": ids[page.places[0]], "last_id": ids[page.places[-1]]} if page.places else {}
-    head = json.dumps({"object": "list", "first_id": None, "last_id": None, **ends})
-    more = b', "has_more": ' + (b"true" if page.has_more else b"false")
-    listed = [_with_id(items[place], ids[place]) for place in page.places]
-    data = b', "data": ' + json_list(listed) + b"}"
-    return _json(head.encode().removesuffix(b"}") + more + data)
+    size = sum(len(items[place].data) for place in page.places)
+    context_of(request.scope).reserve_body_bytes(size)
+    return _json(await run_sized(size, _listed, items, ids, page))
 
 
 @dataclass(frozen=True)
@@ -300,6 +321,16 @@ def _page(ids: Sequence[str | None], query: Mapping[str, str]) -> _Page:
     return _Page(ordered[start:end], end < len(ordered))
 
 
+def _listed(items: Sequence[StoredItem], ids: Sequence[str | None], page: _Page) -> bytes:
+    """A page of a kept response's input, as `GET /v1/responses/{id}/input_items` answers: JSON."""
+    ends = {"first_id": ids[page.places[0]], "last_id": ids[page.places[-1]]} if page.places else {}
+    head = json.dumps({"object": "list", "first_id": None, "last_id": None, **ends})
+    more = b', "has_more": ' + (b"true" if page.has_more else b"false")
+    listed = [_with_id(items[place], ids[place]) for place in page.places]
+    data = b', "data": ' + json_list(listed) + b"}"
+    return head.encode().removesuffix(b"}") + more + data
+
+
 def _item_ids(response_id: str, items: Sequence[StoredItem]) -> list[str | None]:
     """The ids of a response's items. One without an id, or with that of an earlier item, gets one
     of its own, by which a page can begin after it."""
@@ -320,7 +351,7 @@ def _with_id(item: StoredItem, item_id: str | None) -> StoredItem:
     if item_id == item.id or item_id is None:
         return item
     if item.id is not None:
-        return StoredItem(item_id, json.dumps({**json.loads(item.data), "id": item_id}).encode())
+        return StoredItem(item_id, to_json({**json.loads(item.data), "id": item_id}))
     data = b'{"id": ' + json.dumps(item_id).encode() + b", " + item.data.removeprefix(b"{")
     return StoredItem(item_id, data)
 

@@ -38,6 +38,8 @@ LINGER_S = 2.0
 PUBLIC_CONNECTIONS = 64
 EMPTY_LINE = b"\r\n\r\n"
 UPGRADE = b"upgrade"
+# What a client has to read of a full connection within `write_timeout_s`, if there is so much.
+MIN_READ_BYTES = 64 * 1024
 
 
 class Connection(HttpToolsProtocol):
@@ -204,11 +206,12 @@ class Connection(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """Start the write deadline: the client has left a full buffer unread."""
         super().pause_writing()
-        self._start("write", self._limits.write_timeout_s, self._slow_reader)
+        self._start_write_deadline()
 
     def resume_writing(self) -> None:
-        """Stop the write deadline: the client reads again."""
+        """Stop the write deadline, if more may be written: the client reads again."""
         self._stop("write")
+        self._end_closing()
         super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
@@ -254,7 +257,7 @@ class Connection(HttpToolsProtocol):
 
     def _end_closing(self) -> None:
         if self.transport.is_closing():
-            self._start("write", self._limits.write_timeout_s, self.transport.abort)
+            self._start_write_deadline()
 
     def _give_up_running(self) -> bool:
         """Give up the running request if the refusal can be its answer; returns whether it can.
@@ -311,6 +314,7 @@ class Connection(HttpToolsProtocol):
     def _late_head(self) -> None:
         if not self._in_head:  # no request has begun
             self.transport.close()
+            self._end_closing()
             return
         if self.flow.read_paused:  # the server does not read yet
             self._start("head", self._limits.header_timeout_s, self._late_head)
@@ -325,7 +329,16 @@ class Connection(HttpToolsProtocol):
         metrics.CONNECTIONS_REFUSED.labels("slow_body").inc()
         self.transport.abort()
 
-    def _slow_reader(self) -> None:
+    def _start_write_deadline(self) -> None:
+        unsent = self.transport.get_write_buffer_size()
+        late = functools.partial(self._late_reader, unsent)
+        self._start("write", self._limits.write_timeout_s, late)
+
+    def _late_reader(self, unsent: int) -> None:
+        """Abort, unless the client has read enough of the `unsent` bytes."""
+        if self.transport.get_write_buffer_size() <= unsent - MIN_READ_BYTES:
+            self._start_write_deadline()
+            return
         metrics.CONNECTIONS_REFUSED.labels("slow_reader").inc()
         self.transport.abort()
 

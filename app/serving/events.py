@@ -7,12 +7,15 @@ the first token can only be an event: it gets the envelope of the endpoint's API
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
+from functools import partial
 from typing import Any
 
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 
 from app.declaration.answers import AnswerFormat
 from app.errors import ApiError
+from app.offload import run_sized
+from app.request_usage import current_answer_bytes
 
 _ERROR = 'data: {"error":'
 _ANTHROPIC_ERROR = "event: error\n"
@@ -39,7 +42,11 @@ async def events(
             if (error := _error(item)) is not None:
                 yield answers.error_event(to_error(error))
                 return  # vLLM ends its streams of chunks with [DONE] all the same
-            yield answers.event(item, null_usage=null_usage)
+            if answers.repeats_answer(item):
+                write = partial(answers.event, item, null_usage=null_usage)
+                yield await run_sized(current_answer_bytes(), write)
+            else:
+                yield answers.event(item, null_usage=null_usage)
             sent += 1
     except Exception as broken:
         yield answers.error_event(to_error(broken), sent)

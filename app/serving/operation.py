@@ -15,7 +15,7 @@ from app.errors import ApiError
 from app.llm import vllm_errors
 from app.llm.first_token import FirstToken, watch_first_token
 from app.offload import run_sized
-from app.request_usage import current_usage
+from app.request_usage import current_answer_bytes, current_usage
 from app.serving.events import events
 from app.validation.output_limit import OutputLimit
 
@@ -58,7 +58,8 @@ class Operation:
         if isinstance(result, ErrorResponse):
             raise self._error(first.error or result, payload, first)
         if isinstance(result, BaseModel):
-            return Reply(await run_sized(_length(), self.endpoint.answers.body, result), first)
+            size = current_answer_bytes()
+            return Reply(await run_sized(size, self.endpoint.answers.body, result), first)
 
         def to_error(error: BaseException | ErrorResponse) -> ApiError:
             if not first.settled and isinstance(error, BaseException):
@@ -120,9 +121,3 @@ class Operation:
         else:
             api_error = vllm_errors.from_exception(error, payload, self.endpoint.prompt)
         return vllm_errors.chat_template() if self.template_fails(api_error.message) else api_error
-
-
-def _length() -> int:
-    """About how many bytes the current request's answer has, beside its text."""
-    usage = current_usage()
-    return 0 if usage is None else usage.answer_bytes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 # vLLM's own fields, which no client of OpenAI's API knows: left out where they are null.
@@ -11,7 +11,10 @@ _PER_TURN = "_per_turn"
 _TOOLS = ("tool_output_tokens",)  # counted for tools that the server runs: there are none
 # Fields that may be absent in the schema, but not null.
 _NOT_NULL = ("user", "usage")
-_NOT_NULL_IN_TOOLS = ("defer_loading", "description", "output_schema", "allowed_callers")
+_NOT_NULL_IN_TOOLS = frozenset(
+    {"allowed_callers", "async", "defer_loading", "description", "format", "output_schema"}
+)
+_NOT_NULL_IN_ITEMS = ("async", "caller", "namespace", "phase", "status")
 _TEXT = {"format": {"type": "text"}}
 
 
@@ -24,11 +27,10 @@ def published(response: Mapping[str, Any]) -> dict[str, Any]:
         if value is not None or name not in (*_OWN, *_NOT_NULL)
     }
     found.setdefault("error", None)
-    if found.get("text") is None:
-        found["text"] = _TEXT
+    found["text"] = _TEXT | _without_nulls(found.get("text") or {}, ("format",))
     if (reasoning := found.get("reasoning")) is not None:
         found["reasoning"] = _without_nulls(reasoning, ("mode", "context"))
-    found["tools"] = [_without_nulls(tool, _NOT_NULL_IN_TOOLS) for tool in found.get("tools", ())]
+    found["tools"] = [_published_tool(tool) for tool in found.get("tools", ())]
     found["output"] = [published_item(item) for item in found.get("output", ())]
     if (usage := found.get("usage")) is not None:
         found["usage"] = {
@@ -44,9 +46,17 @@ def published(response: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def _published_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool without nulls; a namespace holds tools itself."""
+    found = _without_nulls(tool, _NOT_NULL_IN_TOOLS)
+    if "tools" in found:
+        found["tools"] = [_published_tool(inner) for inner in found["tools"]]
+    return found
+
+
 def published_item(item: Mapping[str, Any]) -> dict[str, Any]:
     """An item of the output without nulls; its texts have a list of logprobs, empty if need be."""
-    found = _without_nulls(item, ("status", "phase", "namespace", "caller"))
+    found = _without_nulls(item, _NOT_NULL_IN_ITEMS)
     if found.get("type") == "message":
         found["content"] = [published_part(part) for part in found["content"]]
     return found
@@ -72,5 +82,5 @@ def published_event(event: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _without_nulls(value: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+def _without_nulls(value: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
     return {key: item for key, item in value.items() if item is not None or key not in names}

@@ -8,8 +8,9 @@ import json
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Literal
 
+from pydantic import BaseModel
 from pydantic_core import from_json
 from vllm.entrypoints.anthropic.protocol import AnthropicMessagesResponse
 from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
@@ -24,8 +25,9 @@ from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
 from vllm.entrypoints.openai.responses import streaming_events
 from vllm.entrypoints.openai.responses import utils as responses_utils
 from vllm.entrypoints.openai.responses.context import SimpleContext
-from vllm.entrypoints.openai.responses.protocol import ResponsesResponse
+from vllm.entrypoints.openai.responses.protocol import ResponsesRequest, ResponsesResponse
 from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.exceptions import VLLMValidationError
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import BeamSearchParams
@@ -273,12 +275,31 @@ streaming_events.decode_custom_tool_input_prefix = _custom_input_so_far
 _CALLS = ("function_call", "custom_tool_call")
 
 
+class InputTokens(BaseModel):
+    """The answer of POST /v1/responses/input_tokens."""
+
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int
+
+
 class ResponsesServing(OpenAIServingResponses):
     """vLLM's class for POST /v1/responses, corrected."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.parser = consistent(self.parser)  # type: ignore[has-type]
+
+    async def count_input_tokens(self, request: ResponsesRequest) -> InputTokens | ErrorResponse:
+        """The number of tokens of a response's prompt, by the steps of `create_responses` up to the
+        engine. Media stay out of the cache that mirrors the engine's, which would not get them."""
+        if (error := await self._check_model(request)) is not None:
+            return error
+        rendered = await self._render_resolved_response_inputs(request, None, skip_mm_cache=True)
+        if isinstance(rendered, ErrorResponse):
+            return rendered
+        if (error := self._validate_generator_input(rendered.engine_input)) is not None:
+            return error
+        return InputTokens(input_tokens=self._extract_prompt_len(rendered.engine_input))
 
     def _create_response_logprobs(
         self, token_ids: Sequence[int], logprobs: Any, *args: Any, **kwargs: Any
@@ -290,8 +311,12 @@ class ResponsesServing(OpenAIServingResponses):
     def _make_response_output_items(
         self, request: Any, final_output: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        """The items of a whole answer, with log probabilities of its content."""
+        """The items of a whole answer, with log probabilities of its content. Reasoning has a
+        status, as in a stream."""
         items = super()._make_response_output_items(request, final_output, *args, **kwargs)
+        for item in items:
+            if item.type == "reasoning":
+                item.status = "completed"
         if final_output.logprobs:
             keep_content_logprobs(items, final_output.text, final_output.logprobs)
         return items
@@ -453,6 +478,18 @@ class MessagesServing(_ChatCorrections, AnthropicServingMessages):
         ):
             response.stop_reason, response.stop_sequence = "stop_sequence", choice.stop_reason
         return response
+
+
+class MessageCountServing(MessagesServing):
+    """vLLM's class for POST /v1/messages/count_tokens, corrected."""
+
+    async def render_chat_request(self, request: ChatCompletionRequest) -> Any:
+        """The prompt. Media stay out of the cache that mirrors the engine's, which would not get
+        them: a later message with the same picture would be refused by the engine."""
+        if (error := await self._check_model(request)) is not None:
+            return error
+        self._preflight()
+        return await self.online_renderer.render_chat(request, skip_mm_cache=True)
 
 
 def _ends_early(arguments: str, *, stopped: bool) -> bool:

@@ -15,7 +15,9 @@ class AdmissionSettings(Section):
     """API keys, and how much is admitted at once."""
 
     keys_file: str | None = Field(
-        None, description="TOML file with tenants and hashed API keys; read again when it changes."
+        None,
+        min_length=1,
+        description="TOML file with tenants and hashed API keys; read again when it changes.",
     )
     keys: str | None = Field(None, description="The text of a keys file, instead of `keys_file`.")
     api_key: str | None = Field(

@@ -13,7 +13,7 @@ from app.settings.section import Section
 class ModelSettings(Section):
     """The target model, its chat template and its parsers."""
 
-    model: str = Field("", description="Target model: a folder or a hub id.")
+    model: str = Field("", min_length=1, description="Target model: a folder or a hub id.")
     served_model_name: tuple[str, ...] = Field(
         (),
         description="Model id in the API, or several, as a JSON array in the environment; answers "

@@ -16,7 +16,7 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@]+")
 class ServerSettings(Section):
     """Settings of the HTTP server."""
 
-    host: str = Field("127.0.0.1", description="Address to listen on.")
+    host: str = Field("127.0.0.1", min_length=1, description="Address to listen on.")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 picks a free one.")
     root_path: str = Field(
         "",
@@ -30,7 +30,10 @@ class ServerSettings(Section):
         "bytes for each token of the context, at least 16 MiB if the model takes media).",
     )
     max_bodies_mib: float = Field(
-        512.0, gt=0, description="Most MiB of bodies of all requests together; beyond it a 429."
+        512.0,
+        gt=0,
+        description="Most MiB of bodies of all requests together, and twice what one of several "
+        "tenants may have; beyond it a 429.",
     )
     body_timeout_s: float = Field(
         30.0, gt=0, description="Seconds within which a request's body must have arrived."
@@ -43,7 +46,10 @@ class ServerSettings(Section):
         10.0, gt=0, description="Seconds within which a request's headers must have arrived."
     )
     write_timeout_s: float = Field(
-        30.0, gt=0, description="Seconds that a client may leave a full connection unread."
+        30.0,
+        gt=0,
+        description="Seconds within which a client must read 64 KiB of a full connection, or all "
+        "that is left of an answer.",
     )
     idle_timeout_s: float = Field(
         75.0, gt=0, description="Seconds that a connection is kept open between requests."

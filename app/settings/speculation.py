@@ -12,7 +12,9 @@ from drafters.control.objective import FIXED, Name, Objective
 class SpeculationSettings(Section):
     """Settings of speculative decoding."""
 
-    drafter: str | None = Field(None, description="P-EAGLE or EAGLE-3 head: a folder or a hub id.")
+    drafter: str | None = Field(
+        None, min_length=1, description="P-EAGLE or EAGLE-3 head: a folder or a hub id."
+    )
     k: int = Field(
         5, ge=0, le=32, description="Most draft tokens of the head per step (K); 0 drafts nothing."
     )
@@ -21,7 +23,9 @@ class SpeculationSettings(Section):
         ge=0,
         le=32,
         description="Most draft tokens per step of a lookup, which continues a repetition in the "
-        "request's own text; 0 looks nothing up. Not beside a head on the V2 model runner.",
+        "request's own text; 0 looks nothing up. Not beside a head on the V2 model runner. Without "
+        "a head, a model with recurrent layers (Mamba, gated delta nets) has lookups only if this "
+        "is given: they multiply the memory of a request.",
     )
     objective: Name = Field(
         "throughput",
@@ -74,6 +78,11 @@ class SpeculationSettings(Section):
     def head_k(self) -> int:
         """The largest K of the draft head; 0 without one."""
         return self.k if self.drafter is not None else 0
+
+    @property
+    def asks_for_lookups(self) -> bool:
+        """Whether `lookup_k` was given. A model with recurrent layers has lookups only then."""
+        return "lookup_k" in self.model_fields_set
 
     def aim(self) -> Objective:
         """The objective that K is chosen for. Raises ObjectiveError."""

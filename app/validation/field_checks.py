@@ -13,6 +13,7 @@ from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
 
 from app.errors import ApiError
 from app.settings import LimitSettings
@@ -113,7 +114,9 @@ def _is_scalar(annotation: Any) -> bool:
     if origin is Literal:
         return True
     if origin is Annotated:
-        return False  # carries vLLM's own validator, which pydantic runs anyway
+        inner, *metadata = get_args(annotation)
+        # Bounds alone; anything else is vLLM's own validator, which pydantic runs anyway.
+        return _is_scalar(inner) and all(isinstance(each, FieldInfo) for each in metadata)
     if _is_union(annotation):
         return all(_is_scalar(part) for part in get_args(annotation))
     return False

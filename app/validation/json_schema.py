@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
+from app.json_structure import INTEGERS
 from app.validation.schema_types import (
     FAMILIES,
     SchemaTypes,
@@ -42,7 +43,6 @@ _NEVER = frozenset(
 )
 _ASSERTIONS = frozenset({"type", *_FAMILY_OF, *_CHOICES, *_NEVER})
 # xgrammar holds bounds of integers in 64 bits, and writes longer values as numbers like 1.8e+19.
-_INTEGERS = range(-(2**63), 2**63)
 _TOO_LONG = "it needs integers of more than 64 bits"
 _MAY_BE_NULL = ("const", "default", "enum", "examples")
 FORMATS = frozenset(
@@ -224,7 +224,7 @@ class _Reader:
         value = schema.get(name)
         if not isinstance(value, int) and not (isinstance(value, float) and math.isfinite(value)):
             return
-        least, most = _INTEGERS[0], _INTEGERS[-1]
+        least, most = INTEGERS[0], INTEGERS[-1]
         if not least <= value <= most:
             if (value > most) == (towards == 1):
                 self._leave_out(schema, name, place, _TOO_LONG)
@@ -346,7 +346,7 @@ def _holds_long(value: Any) -> bool:
     as a client likes: the limit of depth is checked later."""
     level = [value]
     while level:
-        if any(isinstance(item, int) and item not in _INTEGERS for item in level):
+        if any(isinstance(item, int) and item not in INTEGERS for item in level):
             return True
         lists = [item for item in level if isinstance(item, list)]
         lists += [list(item.values()) for item in level if isinstance(item, dict)]

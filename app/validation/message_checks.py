@@ -23,6 +23,15 @@ _CALLS: dict[str, dict[str, type]] = {
     "tool_use": {"id": str, "name": str, "input": dict},
     "tool_result": {"tool_use_id": str},
 }
+# Blocks of Messages -> the same. vLLM drops a block without its content.
+_BLOCKS: dict[str, dict[str, type]] = {
+    **_CALLS,
+    "text": {"text": str},
+    "thinking": {"thinking": str},
+    "image": {"source": dict},
+}
+# Blocks that a system prompt of Messages may have; vLLM drops any other.
+_SYSTEM_BLOCKS = ("text", "document", "search_result")
 # Fields with which an assistant's message needs no content.
 _INSTEAD_OF_CONTENT = ("tool_calls", "function_call", "refusal", "reasoning", "reasoning_content")
 # Blocks of Messages that change the list of tools in the middle of a conversation.
@@ -112,20 +121,22 @@ def check_items(items: Any) -> None:
         if "role" in item and item["role"] not in ROLES:
             field = f"{where}.role"
             raise invalid(field, f"Invalid value for '{field}': supported are {', '.join(ROLES)}.")
-        _check_call(item, where)
+        _check_members(item, where, _CALLS)
 
 
 def check_blocks(payload: Mapping[str, Any]) -> None:
-    """Check calls and results in the content blocks of Messages, and refuse changes of the tools:
-    their definitions would be no part of `tools`, which is what is checked."""
-    _check_blocks(payload.get("system"), "system")
+    """Check the content blocks of Messages: that they have their content, and that a system prompt
+    is text. Refuse changes of the tools: their definitions would be no part of `tools`, which is
+    what is checked."""
+    _check_blocks(payload.get("system"), "system", system=True)
     messages = payload.get("messages")
     for index, message in enumerate(messages if isinstance(messages, list) else ()):
         if isinstance(message, dict):
-            _check_blocks(message.get("content"), f"messages[{index}].content")
+            place, system = f"messages[{index}].content", message.get("role") == "system"
+            _check_blocks(message.get("content"), place, system=system)
 
 
-def _check_blocks(content: Any, where: str) -> None:
+def _check_blocks(content: Any, where: str, *, system: bool) -> None:
     for index, block in enumerate(content if isinstance(content, list) else ()):
         if not isinstance(block, dict):
             continue
@@ -136,12 +147,17 @@ def _check_blocks(content: Any, where: str) -> None:
                 f"'{place}': this server takes no blocks of type '{kind}'; send the tools that are "
                 "in force as 'tools'.",
             )
-        _check_call(block, place)
+        if system and isinstance(kind, str) and kind not in _SYSTEM_BLOCKS:
+            raise invalid(f"{place}.type", f"'{place}.type' must be 'text': it is a system prompt.")
+        _check_members(block, place, _BLOCKS)
 
 
-def _check_call(item: dict[str, Any], where: str) -> None:
+def _check_members(
+    item: dict[str, Any], where: str, required: Mapping[str, Mapping[str, type]]
+) -> None:
+    """Check that an item or a block has the fields that `required` lists for its type."""
     kind = item.get("type")
-    for name, wanted in _CALLS.get(kind if isinstance(kind, str) else "", {}).items():
+    for name, wanted in required.get(kind if isinstance(kind, str) else "", {}).items():
         if not isinstance(item.get(name), wanted):
             field = f"{where}.{name}"
             if name not in item:

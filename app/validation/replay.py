@@ -181,8 +181,10 @@ def _message(item: Item, where: str) -> Item:
         raise invalid(
             f"{where}.role", f"Invalid value for '{where}.role': supported are {', '.join(_ROLES)}."
         )
-    if role != "assistant":
-        return {**item, "type": "message"}
+    if role != "assistant":  # without a status, by which vLLM would continue the user's text
+        found = {**item, "type": "message"}
+        found.pop("status", None)
+        return found
     text = _joined(item.get("content"), f"{where}.content", _OUTPUT_TEXTS)
     # The form with a status, among those that vLLM takes: by the status it continues an
     # unfinished message at the end of the input.

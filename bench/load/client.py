@@ -7,12 +7,14 @@ appends what it reads to a list. Events are parsed afterwards (events.py).
 from __future__ import annotations
 
 import json
+import os
 import time
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 import aiohttp
 
+KEY_VARIABLE = "OPENAI_API_KEY"
 TIMEOUT_S = 900.0
 IDLE_S = 2.0  # connections idle for longer are not reused: servers close idle ones, from 5 s on
 # What aiohttp raises if a connection is closed before the head of an answer.
@@ -46,6 +48,11 @@ class Record:
     failure: str = ""
 
 
+def server_address(url: str) -> str:
+    """The address below which a server has its paths, from one with or without `/v1` at its end."""
+    return url.rstrip("/").removesuffix("/v1")
+
+
 @dataclass(slots=True)
 class _Connection:
     """Facts about the connection of a request."""
@@ -63,10 +70,15 @@ class Client:
     """
 
     def __init__(self, url: str, key: str = "") -> None:
-        self._url = url.rstrip("/")
+        self.url = server_address(url)
         self._headers = {"Content-Type": "application/json"}
         if key:
             self._headers["Authorization"] = f"Bearer {key}"
+
+    @classmethod
+    def of_running_server(cls, url: str) -> Self:
+        """A client of a server that was not started here: it sends the key in KEY_VARIABLE."""
+        return cls(url, os.environ.get(KEY_VARIABLE, ""))
 
     async def __aenter__(self) -> Self:
         # Without aiohttp's limit of connections, which would queue requests in the client.
@@ -91,7 +103,7 @@ class Client:
 
     async def _send(self, method: str, path: str, **content: Any) -> aiohttp.ClientResponse:
         """Send a request; returns when the head of the answer is read, its body is not."""
-        url, connection = self._url + path, _Connection()
+        url, connection = self.url + path, _Connection()
         try:
             return await self._session.request(method, url, trace_request_ctx=connection, **content)
         except _CLOSED as error:
@@ -139,7 +151,7 @@ class Client:
         except (KeyError, TypeError):
             ids = []
         if not ids:
-            raise RuntimeError(f"GET {self._url}/v1/models names no model")
+            raise RuntimeError(f"GET {self.url}/v1/models names no model")
         return ids
 
     async def first_model(self) -> str:
@@ -151,7 +163,7 @@ class Client:
             async with await self._send(method, path, json=body) as response:
                 return response.status, await response.text()
         except (aiohttp.ClientError, TimeoutError) as error:
-            where = f"{method} {self._url}{path}"
+            where = f"{method} {self.url}{path}"
             raise RuntimeError(f"{where}: {type(error).__name__}: {error}") from None
 
 

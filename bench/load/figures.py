@@ -59,12 +59,32 @@ def steady(outcomes: Sequence[Outcome], users: int) -> dict[str, float]:
         return {}
     begin = max(item.first for item in sorted(outcomes, key=lambda item: item.sent)[:users])
     end = sorted(item.last for item in outcomes)[len(outcomes) - users]
-    if end <= begin:
+    return _between(outcomes, begin, end)
+
+
+def steady_arrivals(outcomes: Sequence[Outcome]) -> dict[str, float]:
+    """Tokens per second of an open loop without its start and tail: from when the first answer
+    ended until the last request was sent. Empty if there is no such time. Requests that failed
+    count for nothing.
+
+    Until an answer has ended, fewer requests are running than will be; after the last arrival,
+    ever fewer. A run's tokens over all of its time are too few by a third if answers take half as
+    long as the arrivals.
+    """
+    good = [item for item in outcomes if not item.failure and item.chunks]
+    if not good:
         return {}
+    begin = min(good, key=lambda item: item.sent).last
+    return _between(good, begin, max(item.sent for item in outcomes))
+
+
+def _between(outcomes: Sequence[Outcome], begin: float, end: float) -> dict[str, float]:
     tokens = sum(
         item.tokens * sum(begin < chunk <= end for chunk in item.chunks) / len(item.chunks)
         for item in outcomes
     )
+    if not tokens:  # or there is no such time
+        return {}
     return {
         "steady_seconds": round(end - begin, 4),
         "steady_tokens_per_second": round(tokens / (end - begin), 2),

@@ -11,7 +11,7 @@ from bench.load.arrivals import closed_loop, open_loop
 from bench.load.client import Client, Job, Record
 from bench.load.counters import PATH, Counters, speculation
 from bench.load.events import outcome
-from bench.load.figures import figures, steady
+from bench.load.figures import figures, steady, steady_arrivals
 
 SPECULATION = "/v1/speculation"  # the gateway's path for state and objective
 
@@ -44,7 +44,9 @@ async def measure(
     cpu, wall = _cpu() - cpu, time.perf_counter() - wall
     outcomes = [outcome(record) for record in records]
     found = figures(outcomes)
-    if limits is not None and len(set(limits)) == 1:
+    if limits is None:
+        found |= steady_arrivals(outcomes)
+    elif len(set(limits)) == 1:
         found |= steady(outcomes, limits[0])
     found["client_cpu"] = round(cpu / wall, 4)  # share of one core that this process used
     if before is not None:

@@ -62,6 +62,7 @@ def main(argv: Sequence[str]) -> int:
         raise ValueError("a step has one K: leave out `adaptive`")
     journal = Journal(args.out)
     plan = {name: getattr(args, name) for name in ("methods", "batch", "model_free", "set")}
+    plan |= {"eagle3": options.head_name(args.eagle3), "environment": options.environment()}
     journal.begin(plan, provenance(["device", *argv]))
     for server, group in servers(methods).items():
         if all((method.name, batch) in journal.cells for method in group for batch in args.batch):

@@ -21,7 +21,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -34,7 +33,7 @@ from typing import Any
 from bench import options
 from bench.errors import reports_errors
 from bench.load.arrivals import closed_loop
-from bench.load.client import Client
+from bench.load.client import KEY_VARIABLE, Client
 from bench.load.counters import PATH, Counters, speculation
 from bench.load.run import counters
 from bench.options import EAGLE3, add_settings, positive, tell
@@ -50,7 +49,6 @@ from bench.sweep.journal import Journal
 from bench.systems.method import GATEWAY, Method, parse
 from drafters.train.data.humaneval import Problem, problems
 
-KEY_VARIABLE = "OPENAI_API_KEY"
 MAX_TOKENS = 512
 _REPORT_EVERY = 15.0  # seconds
 
@@ -126,7 +124,7 @@ async def _server(
     """A client of the server at --url, whose settings are not changed, or of a gateway that is
     started; and the name of its model."""
     if args.url:
-        client = Client(args.url.removesuffix("/v1"), os.environ.get(KEY_VARIABLE, ""))
+        client = Client.of_running_server(args.url)
         await stack.enter_async_context(client)
         return client, args.model or await client.first_model()
     logs = args.out.parent / f"{args.out.stem}-logs"
@@ -174,7 +172,9 @@ def _method(name: str) -> Method:
 def _plan(args: argparse.Namespace) -> dict[str, Any]:
     names = ("count", "max_tokens", "concurrency", "run_code", "method", "url", "model")
     plan = {name: getattr(args, name) for name in names}
-    return {"workload": "humaneval", **plan, "settings": options.settings(args.set)}
+    settings = options.settings(args.set)
+    environment = options.environment()
+    return {"workload": "humaneval", **plan, "settings": settings, "environment": environment}
 
 
 def _parser() -> argparse.ArgumentParser:

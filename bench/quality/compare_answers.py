@@ -63,8 +63,9 @@ def main(argv: Sequence[str]) -> int:
         raise ValueError(f"methods of one gateway only, not {args.methods}")
     try:
         journal = Journal(args.out)
-        journal.begin(_plan(args), provenance(["answers", *argv]))
-        asyncio.run(_measure(args, methods, journal))
+        plan = _plan(args, methods)
+        journal.begin(plan, provenance(["answers", *argv]))
+        asyncio.run(_measure(args, plan, methods, journal))
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"the same command continues from {args.out}") from None
     found = summaries(methods, journal.cells)
@@ -73,15 +74,16 @@ def main(argv: Sequence[str]) -> int:
     return 1 if any(each["invalid"] for each in found.values()) else 0
 
 
-async def _measure(args: argparse.Namespace, methods: Sequence[Method], journal: Journal) -> None:
+async def _measure(
+    args: argparse.Namespace, plan: Mapping[str, Any], methods: Sequence[Method], journal: Journal
+) -> None:
     """Run the blocks that the journal lacks. Raises RuntimeError if a request fails."""
     prompts = load_prompts(
         args.workload, args.count, chat=args.chat, seed=args.seed, constraint=args.constraint
     )
     logs = args.out.parent / f"{args.out.stem}-logs"
-    attached = options.attached(args.attach)
-    given = options.settings(args.set)
-    async with Fleet(methods, given, args.eagle3, logs, tell, attached) as fleet:
+    shared = (methods, plan["settings"], args.eagle3, logs, tell, plan["attached"])
+    async with Fleet(*shared) as fleet:
         for first in range(0, len(prompts), args.block):
             order = list(methods)
             random.Random(f"{args.seed}:{first}").shuffle(order)
@@ -140,12 +142,16 @@ def _answer(prompt: Prompt, record: Record) -> dict[str, Any]:
     }
 
 
-def _plan(args: argparse.Namespace) -> Mapping[str, Any]:
+def _plan(args: argparse.Namespace, methods: Sequence[Method]) -> Mapping[str, Any]:
     names = (
         *("workload", "chat", "constraint", "count", "methods", "max_tokens", "concurrency"),
         *("block", "seed", "temperature"),
     )
-    return {name: getattr(args, name) for name in names} | {"settings": options.settings(args.set)}
+    return {name: getattr(args, name) for name in names} | {
+        "settings": options.settings(args.set), "eagle3": options.head_name(args.eagle3),
+        "attached": options.attached(args.attach, servers(methods)),
+        "environment": options.environment(),
+    }  # fmt: skip
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -206,7 +206,7 @@ def main(argv: Sequence[str]) -> int:
         help="users of `start` [1,4,16]")  # fmt: skip
     add("--service-users", type=options.positive, default=4, help="users of `service` [4]")
     add("--k", type=options.positive, default=7, help="largest K of the gateway [7]")
-    add_work(parser)
+    add_work(parser, spread=False)
     add_settings(parser)
     add("--logs", type=Path, default=Path("runs/disturbance-logs"), help="[runs/disturbance-logs]")
     args = parser.parse_args(argv)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.errors import reports_errors
-from bench.load.client import Client
+from bench.load.client import KEY_VARIABLE, Client, server_address
 from bench.load.intervals import ratio
 from bench.load.run import measure
 from bench.options import positive, tell
@@ -84,12 +84,12 @@ def table(pairs: Sequence[dict[str, dict[str, float]]]) -> list[list[str]]:
 
 
 async def _first_model(url: str) -> str:
-    async with Client(url) as client:
+    async with Client.of_running_server(url) as client:
         return await client.first_model()
 
 
 async def _ours(args: argparse.Namespace, prompts: Sequence[Prompt]) -> dict[str, float]:
-    async with Client(args.url) as client:
+    async with Client.of_running_server(args.url) as client:
         work = Work(prompts, args.model, args.max_tokens, ignore_eos=True)
         users = args.concurrency
         # As vLLM's client warms up: the first prompt, once for each user.
@@ -111,8 +111,9 @@ def _theirs(args: argparse.Namespace, prompts: Path, folder: Path) -> dict[str, 
     out = folder / "vllm.json"
     out.unlink(missing_ok=True)
     command = [
-        sys.executable, "-c", _VLLM, "--backend", "openai", "--base-url", args.url,
-        "--endpoint", "/v1/completions", "--model", args.model, "--tokenizer", args.tokenizer,
+        sys.executable, "-c", _VLLM, "--backend", "openai",
+        "--base-url", server_address(args.url), "--endpoint", "/v1/completions",
+        "--model", args.model, "--tokenizer", args.tokenizer,
         "--dataset-name", "custom", "--dataset-path", str(prompts), "--skip-chat-template",
         "--disable-shuffle", "--custom-output-len", str(args.max_tokens), "--ignore-eos",
         "--temperature", "0", "--num-prompts", str(args.requests), "--max-concurrency",
@@ -137,7 +138,7 @@ def _theirs(args: argparse.Namespace, prompts: Path, folder: Path) -> dict[str, 
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = command_parser("interop", __doc__)
+    parser = command_parser("interop", __doc__, f"An API key is read from {KEY_VARIABLE}.")
     add = parser.add_argument
     add("--url", required=True, help="address of the server")
     add("--model", help="[the server's first]")

@@ -15,27 +15,27 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import signal
-import socket
-import subprocess
+import os
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 from statistics import median
 from urllib.request import urlopen
 
 from bench.errors import reports_errors
+from bench.load.client import KEY_VARIABLE, Client
 from bench.parser import command_parser
+from bench.systems.server import Server, free_port
 
 READY_WITHIN_S = 300.0
 SETTLE_S = 5.0  # at the beginning of each phase, not counted
 WANTED = {"goodput": 0.95, "ttft": 2.0, "refusal_s": 0.050}
-MODEL = "aerie-embedded"
+LOG = Path("runs/overload.log")
 
 
 @dataclass
@@ -78,8 +78,11 @@ class Lag:
 class OverloadClient:
     """Streams completions, each over a connection of its own, and parses only what is needed."""
 
-    def __init__(self, port: int, tokens: int, seed: int) -> None:
+    def __init__(self, port: int, model: str, tokens: int, seed: int) -> None:
         self._port = port
+        self._model = model
+        key = os.environ.get(KEY_VARIABLE, "")
+        self._key_header = f"Authorization: Bearer {key}\r\n" if key else ""
         self._tokens = tokens
         self._random = Random(seed)
         self.outcomes: list[OverloadOutcome] = []
@@ -90,14 +93,15 @@ class OverloadClient:
         tokens = self._random.randint(self._tokens // 2, self._tokens * 3 // 2)
         body = json.dumps(
             {
-                "model": MODEL, "prompt": f"# {self._random.randrange(10**6)}\ndef step(value):\n",
+                "model": self._model,
+                "prompt": f"# {self._random.randrange(10**6)}\ndef step(value):\n",
                 "max_tokens": tokens, "ignore_eos": True, "temperature": 0, "stream": True,
                 "stream_options": {"include_usage": True},
             }
         ).encode()  # fmt: skip
         head = (
             "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-            f"Connection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+            f"{self._key_header}Connection: close\r\nContent-Length: {len(body)}\r\n\r\n"
         )
         outcome = OverloadOutcome(at=time.monotonic())
         try:
@@ -122,8 +126,8 @@ class OverloadClient:
             if not outcome.first_s and b"data: " in data:
                 outcome.first_s = time.monotonic() - outcome.at
             last = (last + data)[-4096:]
-        if outcome.status == 200 and b"[DONE]" in last:
-            usage = last.rpartition(b'"completion_tokens":')[2]
+        _, named, usage = last.rpartition(b'"completion_tokens":')
+        if outcome.status == 200 and b"[DONE]" in last and named:  # else it ended with an error
             outcome.tokens = int(usage.split(b"}")[0].split(b",")[0])
 
     async def closed(self, clients: int, seconds: float) -> None:
@@ -178,10 +182,12 @@ async def measure(port: int, arguments: argparse.Namespace) -> dict[str, dict[st
     # Without waiting requests, slots stay empty for a moment whenever an answer ends, so that an
     # overload would make more tokens than the "peak".
     clients = arguments.places * 3 // 2
+    async with Client.of_running_server(f"http://127.0.0.1:{port}") as listing:
+        model = await listing.first_model()
     found: dict[str, dict[str, float]] = {}
 
     async def phase(name: str, seconds: float, rate: float | None) -> None:
-        client = OverloadClient(port, arguments.tokens, arguments.seed)
+        client = OverloadClient(port, model, arguments.tokens, arguments.seed)
         lag = Lag()
         watching = asyncio.create_task(lag.watch())
         began = time.monotonic() + SETTLE_S
@@ -194,42 +200,37 @@ async def measure(port: int, arguments: argparse.Namespace) -> dict[str, dict[st
         found[name]["client_lag_p99_s"] = lag.p99_s(began, began + seconds)
         row = "  ".join(f"{key} {value:.3f}" for key, value in found[name].items())
         print(f"{name}: {row}", flush=True)
+        if not found[name]["answered_per_s"]:
+            raise RuntimeError(f"no request of `{name}` was answered; {common_status(client)}")
         await asyncio.sleep(2)
 
     await phase("peak", arguments.capacity_seconds, None)
     rate = found["peak"]["answered_per_s"]
-    if not rate:
-        raise RuntimeError("no request of the phase `peak` was answered")
     await phase("capacity", arguments.capacity_seconds, rate)
     await phase("overload", arguments.seconds, arguments.times * rate)
     return found
 
 
+def common_status(client: OverloadClient) -> str:
+    """The most frequent status of a client's requests, as text."""
+    ((status, count),) = Counter(each.status for each in client.outcomes).most_common(1)
+    name = f"status {status}" if status else "no answer"
+    return f"{count} of {len(client.outcomes)} requests had {name}"
+
+
 @contextmanager
 def gateway(arguments: argparse.Namespace) -> Iterator[int]:
-    """Start a gateway, yield its port when it is ready, and end it. Raises RuntimeError if it does
+    """Start a gateway, yield its port when it is ready, and end it. Raises ServerError if it does
     not become ready."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
+    port = free_port()
     command = [sys.executable, "-m", "app.cli", "serve", "--port", str(port)]
     command += ["--preset", "embedded", "--max-num-seqs", str(arguments.batch), *arguments.serve]
-    with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log)
-        try:
-            deadline = time.monotonic() + READY_WITHIN_S
-            while not _ready(port):
-                if process.poll() is not None or time.monotonic() > deadline:
-                    log.seek(0)
-                    end = log.read()[-3000:].decode(errors="replace")
-                    raise RuntimeError(f"the gateway did not become ready:\n{end}")
-                time.sleep(0.5)
-            yield port
-            process.send_signal(signal.SIGTERM)
-            process.wait(60)
-        finally:
-            process.kill()
-            process.wait()
+    server = Server(command, os.environ, port, LOG)
+    try:
+        server.wait("/readyz", READY_WITHIN_S)
+        yield port
+    finally:
+        server.stop()
 
 
 def _ready(port: int) -> bool:
@@ -259,7 +260,7 @@ def verdict(found: dict[str, dict[str, float]]) -> dict[str, float | bool]:
 @reports_errors("aerie bench")
 def main(argv: Sequence[str]) -> int:
     """Measure the three phases and print the verdict; returns the exit code."""
-    parser = command_parser("overload", __doc__)
+    parser = command_parser("overload", __doc__, f"An API key is read from {KEY_VARIABLE}.")
     parser.add_argument("--seconds", type=float, default=300.0, help="of the overload [300]")
     parser.add_argument("--capacity-seconds", type=float, default=40.0, help="of other phases [40]")
     parser.add_argument("--times", type=float, default=4.0, help="overload's rate / capacity [4]")

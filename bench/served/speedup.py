@@ -23,15 +23,15 @@ from typing import Any
 from bench import options
 from bench.errors import reports_errors
 from bench.load.intervals import Mean, interval, of_equal_work, ratio
-from bench.options import add_servers, add_work, tell
+from bench.options import add_attach, add_settings, add_work, tell
 from bench.parser import command_parser
 from bench.provenance import provenance
 from bench.sweep.fleet import Fleet
 from bench.sweep.journal import Journal
-from bench.sweep.run import Plan, sweep
+from bench.sweep.run import Plan, plan_of, sweep
 from bench.sweep.switchback import add_turns
 from bench.sweep.table import pm
-from bench.systems.method import parse
+from bench.systems.method import GATEWAY, parse
 from drafters.markdown import columns
 
 ON, OFF = "adaptive", "off"
@@ -42,18 +42,26 @@ Cells = Mapping[tuple[Any, ...], Mapping[str, Any]]
 def main(argv: Sequence[str]) -> int:
     """Measure what has no results yet, print the comparison; returns the exit code."""
     args = _parser().parse_args(argv)
-    plan = Plan(
+    journal = Journal(args.out)
+    if args.table:
+        plan = plan_of(journal)
+    else:
+        plan = _plan(args)
+        journal.begin(plan.entry(), provenance(["speedup", *argv]))
+        asyncio.run(_measure(plan, journal, args))
+    print("\n".join(columns(rows(journal.cells, plan.mean))))
+    return 0
+
+
+def _plan(args: argparse.Namespace) -> Plan:
+    return Plan(
         workload=args.workload, chat=args.chat, methods=f"{OFF},{ON}",
         concurrencies=args.concurrency, rounds=args.rounds, max_tokens=args.max_tokens,
         spread=args.spread, seconds=args.seconds, requests=None, seed=args.seed, together=True,
         settings=options.settings(args.set) | {"k": args.k}, switchback=args.switchback,
-        settle=args.settle,
+        settle=args.settle, attached=options.attached(args.attach, [GATEWAY]),
+        environment=options.environment(),
     )  # fmt: skip
-    journal = Journal(args.out)
-    journal.begin(plan.entry(), provenance(["speedup", *argv]))
-    asyncio.run(_measure(plan, journal, args))
-    print("\n".join(columns(rows(journal.cells, plan.mean))))
-    return 0
 
 
 def rows(cells: Cells, mean: Mean = of_equal_work) -> list[list[str]]:
@@ -85,9 +93,8 @@ def rows(cells: Cells, mean: Mean = of_equal_work) -> list[list[str]]:
 
 async def _measure(plan: Plan, journal: Journal, args: argparse.Namespace) -> None:
     logs = args.out.parent / f"{args.out.stem}-logs"
-    attached = options.attached(args.attach)
-    methods = parse(plan.methods)
-    async with Fleet(methods, plan.settings, args.eagle3, logs, tell, attached) as fleet:
+    shared = (parse(plan.methods), plan.settings, options.EAGLE3, logs, tell, plan.attached)
+    async with Fleet(*shared) as fleet:
         await sweep(plan, journal, fleet, tell)
 
 
@@ -100,7 +107,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--seconds", type=float, default=15.0, metavar="S", help="of a run, about [15]")
     add_turns(parser)
     add_work(parser)
-    add_servers(parser)
+    add_settings(parser)
+    add_attach(parser)
     add("--out", type=Path, default=Path("runs/speedup.jsonl"), metavar="FILE",
         help="results; the same command continues from there [runs/speedup.jsonl]")  # fmt: skip
+    add("--table", action="store_true", help="only print the table of --out")
     return parser

@@ -84,6 +84,7 @@ MECHANISMS = (
     Mechanism("probes", controller=WithoutProbes),
     _tuned("optimism of probes", optimism=0.0),
     _tuned("limit of what probes lose", probe_share=math.inf),
+    _tuned("a probe of K = 0 each minute", plain_probe_s=math.inf),
     _tuned("hysteresis", hysteresis=0.0),
     _tuned("predictions that hold for 16 steps", prediction_steps=1, unsettled_prediction_steps=1),
     _tuned("new predictions while the batch is new", unsettled_prediction_steps=16),

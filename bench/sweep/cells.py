@@ -16,6 +16,7 @@ from bench.workloads.prompt import Prompt
 
 CELL_SETTLE_S = 0.5  # after a PATCH, which takes effect in the next step; steps are far shorter
 WARM_UP_TOKENS = 32
+REFUSALS = ("HTTP 400", "HTTP 422")  # what a failure begins with if a field was refused
 GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0  # its multiples modulo 1 are evenly spread at any count
 
 
@@ -97,25 +98,34 @@ async def run_cell(
 async def takes_ignore_eos(client: Client, work: Work) -> bool:
     """Whether `work` has `ignore_eos` and the server accepts it; OpenAI's own API does not.
 
-    Raises RuntimeError if the server does not answer without it either.
+    Raises RuntimeError if the request fails otherwise, or without it too.
     """
     if not work.ignore_eos:
         return False
-    for asked in (True, False):
-        probe = replace(work, max_tokens=4, ignore_eos=asked, spread=0.0)
-        found = await measure(client, probe.jobs(0, 1), limits=[1])
-        if not found["failed"]:
-            return asked
-    raise RuntimeError(f"the server answers no request: {found['failures'][0]}")
+    if not await _refusal(client, work):
+        return True
+    if refusal := await _refusal(client, replace(work, ignore_eos=False)):
+        raise RuntimeError(f"the server answers no request: {refusal}")
+    return False
 
 
 async def takes_cache_salt(client: Client, work: Work) -> bool:
     """Whether the server accepts `cache_salt`; OpenAI's own API does not. One that passes over
-    unknown fields counts as if it did."""
-    salted = work.of(work.model, cache_salt("probe"))
-    probe = replace(salted, max_tokens=4, spread=0.0)
+    unknown fields counts as if it did. Raises RuntimeError if the request fails otherwise."""
+    return not await _refusal(client, work.of(work.model, cache_salt("probe")))
+
+
+async def _refusal(client: Client, work: Work) -> str:
+    """How the server refuses a short request of `work` as a bad one; empty if it answers it. Raises
+    RuntimeError if the request fails otherwise: a busy or broken server refuses no field."""
+    probe = replace(work, max_tokens=4, spread=0.0)
     found = await measure(client, probe.jobs(0, 1), limits=[1])
-    return not found["failed"]
+    if not found["failed"]:
+        return ""
+    failure = str(found["failures"][0])
+    if not failure.startswith(REFUSALS):
+        raise RuntimeError(f"the server answers no request: {failure}")
+    return failure
 
 
 async def requests_for(client: Client, work: Work, concurrency: int, seconds: float) -> int:

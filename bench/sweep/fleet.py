@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -21,9 +22,10 @@ class Fleet:
     """The running servers by name. Use it in `async with`, at whose end started servers are ended.
 
     `given` are gateway settings by name; `eagle3` is the EAGLE-3 head; `attached` has the addresses
-    of servers that run already, by server name, which are used and never ended. `model_free` names
-    an architecture to run without weights (bench/systems/model_free.py). `model` is the name of the
-    model on the servers that are started.
+    of servers that run already, by server name, which are used and never ended; at the end their
+    objective and sources are set back to what they were. `model_free` names an architecture to run
+    without weights (bench/systems/model_free.py). `model` is the name of the model on the servers
+    that are started.
     """
 
     def __init__(
@@ -43,6 +45,8 @@ class Fleet:
         self._servers: dict[str, Server] = {}
         self._clients: dict[str, Client] = {}
         self._models: dict[str, str] = {}  # of attached servers, by the server's name
+        # Of attached servers that were switched: the PATCH that sets them back, by server name.
+        self._before: dict[str, dict[str, Any]] = {}
         self._stack = AsyncExitStack()
         self.model = self._shared.model
 
@@ -50,6 +54,8 @@ class Fleet:
         return self
 
     async def __aexit__(self, *error: object) -> None:
+        for name in list(self._before):
+            await self._set_back(name)
         await self._stack.aclose()
         for name in list(self._servers):
             await self.stop(name)
@@ -62,8 +68,10 @@ class Fleet:
         if name not in self._clients:
             url = self._attached.get(name)
             if url is None:
-                url = await asyncio.to_thread(self._start, method)
-            self._clients[name] = await self._stack.enter_async_context(Client(url))
+                client = Client(await asyncio.to_thread(self._start, method))
+            else:
+                client = Client.of_running_server(url)
+            self._clients[name] = await self._stack.enter_async_context(client)
         return self._clients[name]
 
     async def model_of(self, method: Method) -> str:
@@ -81,14 +89,37 @@ class Fleet:
         """Make the server for `method` use it from now on; returns the server's client."""
         client = await self.client(method)
         if method.changes is not None:
+            if method.server in self._attached and method.server not in self._before:
+                await self._note_state(method.server)
             await client.json("PATCH", SPECULATION, method.changes)
         return client
 
     async def stop(self, name: str) -> None:
-        """End one server, if it was started here."""
+        """End one server if it was started here, or else set it back."""
+        await self._set_back(name)
         self._clients.pop(name, None)
         if server := self._servers.pop(name, None):
             await asyncio.to_thread(server.stop)
+
+    async def _note_state(self, name: str) -> None:
+        """Note what sets an attached server back: nothing for one that does not tell its state."""
+        text = await self._clients[name].text(SPECULATION)
+        state = json.loads(text) if text else {}
+        fields = ["objective", "sources"]
+        # A PATCH takes these with their own objective only.
+        fields += {"fixed": ["k"], "latency": ["tpot_s"]}.get(state.get("objective", ""), [])
+        self._before[name] = {field: state[field] for field in fields if field in state}
+
+    async def _set_back(self, name: str) -> None:
+        """Undo the switches of an attached server. A failure is reported, so that the error that
+        ends the comparison is not lost, and other servers are set back too."""
+        changes = self._before.pop(name, None)
+        if not changes:
+            return
+        try:
+            await self._clients[name].json("PATCH", SPECULATION, changes)
+        except RuntimeError as error:
+            self._report(f"{name} was not set back to {json.dumps(changes)}: {error}")
 
     def _start(self, method: Method) -> str:
         if method.kind == "other":

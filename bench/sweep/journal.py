@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 # Facts of the provenance that change figures.
-MEASURED_WITH = ("commit", "versions", "cpu", "gpus")
+MEASURED_WITH = ("commit", "versions", "cpu", "cores", "gpus")
 
 
 class JournalError(ValueError):
@@ -59,6 +59,17 @@ class Journal:
         self.plan, self.provenance = asked, dict(provenance)
         self._starts += 1
         self._write({"kind": "plan", "plan": asked, "provenance": dict(provenance)})
+
+    def recorded_plan(self) -> dict[str, Any]:
+        """The plan of the results. Raises JournalError if there are none."""
+        if self.plan is None:
+            raise JournalError(f"no results in {self._file}")
+        return self.plan
+
+    def of_another_command(self) -> JournalError:
+        """The error that the results are not those of the command that reads them."""
+        command = self.provenance.get("command", "another command")
+        return JournalError(f"{self._file} has the results of `{command}`")
 
     def budget(self, concurrency: int, requests: int) -> None:
         """Write how many requests each cell at a concurrency has."""

@@ -8,9 +8,13 @@ from html import escape
 from typing import Any
 
 from bench.load.intervals import Interval
-from bench.sweep.table import Row, Table, pm
+from bench.sweep.table import INEXACT, Row, Table, marked_speed
 from bench.workloads.load import label
 
+APART = (
+    "Servers ran one after the other: what the machine's speed changed by between them is in the "
+    "ratios of methods of different servers, and not in the intervals of these ratios."
+)
 _STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;max-width:1180px;margin:2em auto;padding:0 1em}
 body{color:#1f2933}
@@ -28,6 +32,8 @@ def html(table: Table, plan: Mapping[str, Any], provenance: Mapping[str, Any], d
     title = f"Speculation on {name}: {', '.join(provenance.get('gpus') or [_machine(provenance)])}"
     parts = [f"<h1>{escape(title)}</h1>", _headline(table), drawing]
     parts += ["<h2>Output tokens per second, and over no speculation</h2>", _speeds(table)]
+    if table.has_inexact:
+        parts.append(f"<p><small>{escape(INEXACT)}</small></p>")
     for heading, rows in table.best_tables():
         parts += [f"<h2>{escape(heading)}</h2>", _table(rows)]
     parts += ["<h2>Figures of one user, and of drafts</h2>", _details(table)]
@@ -53,7 +59,8 @@ def _headline(table: Table) -> str:
             f"Adaptive K is {_with(ratio, spread)} times no speculation at {c} "
             f"user{'s' * (c > 1)}." for c, ratio, spread in rows
         ]  # fmt: skip
-    if best := [item for item in table.best if not item.head]:
+    best = [item for item in table.best if not item.head]
+    if best and table.has_fixed_k(""):
         worst = min(best, key=lambda item: item.ratio)
         ahead = sum(item.ratio >= 1 for item in best)
         said.append(
@@ -81,7 +88,7 @@ def _speeds(table: Table) -> str:
 def _speed(row: Row | None, top: float) -> str:
     if row is None:
         return ""
-    text = pm(row.speed, row.interval, ".0f")
+    text = marked_speed(row)
     if "none" in row.over:
         text += f" <small>{row.over['none'][0]:.2f}x</small>"
     if "EAGLE-3" in row.over:
@@ -106,17 +113,33 @@ def _details(table: Table) -> str:
 
 
 def _method(plan: Mapping[str, Any]) -> str:
-    servers = "all servers up" if plan["together"] else "one server after the other"
-    spread = plan.get("spread", 0.0)
+    said = [f"Every cell is {plan['rounds']} rounds; in a round each method runs once, in random "
+            f"order, with the same prompts; {', '.join(_requests(plan))}."]  # fmt: skip
+    if plan.get("switchback"):
+        said.append(
+            f"Methods take turns of {plan['seconds']:g} s under one load; the first "
+            f"{plan['settle']:g} s of each do not count. Tokens are the server's count."
+        )
+    else:
+        said.append("Tokens are the server's count; prompts and a run's tail are in the time.")
+    said.append("Ratios are within rounds; intervals are 95%, by bootstrap over rounds.")
+    said.append("All servers ran at once." if plan["together"] else APART)
+    said.append("x: over no speculation (vLLM's own server where it ran); E: over EAGLE-3.")
+    return f"<p><small>{escape(' '.join(said))}</small></p>"
+
+
+def _requests(plan: Mapping[str, Any]) -> list[str]:
+    """What the requests of a plan have in common."""
+    spread, temperature = plan.get("spread", 0.0), plan.get("temperature", 0.0)
     tokens = f"{plan['max_tokens']}" + f" ± {spread:.0%}" * bool(spread)
-    text = (
-        f"Every cell is {plan['rounds']} rounds; in a round each method runs once, in random "
-        f"order, with the same prompts and {tokens} tokens an answer, greedy; "
-        f"{servers}. Tokens are the server's count; prompts and a run's tail are in the time. "
-        "Ratios are within rounds; intervals are 95%, by bootstrap over rounds. "
-        "x: over no speculation (vLLM's own server where it ran); E: over EAGLE-3."
-    )
-    return f"<p><small>{escape(text)}</small></p>"
+    most = "at most " * bool(plan.get("stop_at_eos") or plan.get("constraint"))
+    sampling = f"temperature {temperature:g}" if temperature else "greedy"
+    said = [f"{most}{tokens} tokens an answer", sampling]
+    if context := plan.get("context"):
+        said.append(f"about {context} tokens of source code before each prompt")
+    if constraint := plan.get("constraint"):
+        said.append(f"answers held to {label(constraint)}")
+    return said
 
 
 def _origin(plan: Mapping[str, Any], provenance: Mapping[str, Any]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
@@ -43,6 +43,9 @@ class Plan:
     temperature: float = 0.0  # of every request; 0 is greedy
     stop_at_eos: bool = False  # answers end where the model ends them
     drop_below: float = 0.0  # a K below this share of the fastest runs only in `first_rounds`
+    eagle3: str = ""  # the EAGLE-3 head; "" is the default model's
+    attached: dict[str, str] = field(default_factory=dict)  # addresses, by server
+    environment: dict[str, str] = field(default_factory=dict)  # settings of the engines in it
 
     @property
     def first_rounds(self) -> int:
@@ -57,6 +60,15 @@ class Plan:
     def entry(self) -> dict[str, Any]:
         """The plan as JSON values."""
         return asdict(self)
+
+
+def plan_of(journal: Journal) -> Plan:
+    """The plan of the results in a file. Raises JournalError if they are not those of a Plan."""
+    entry = journal.recorded_plan()
+    try:
+        return Plan(**{**entry, "concurrencies": tuple(entry["concurrencies"])})
+    except (KeyError, TypeError):
+        raise journal.of_another_command() from None
 
 
 async def sweep(plan: Plan, journal: Journal, fleet: Fleet, report: Report) -> None:

@@ -13,10 +13,10 @@ from bench.options import add_context, add_servers, add_work, tell
 from bench.parser import command_parser
 from bench.provenance import gpus, provenance
 from bench.sweep.fleet import Fleet
-from bench.sweep.journal import Journal, JournalError
+from bench.sweep.journal import Journal
 from bench.sweep.plots import NoPlots, figure_of, save, svg
-from bench.sweep.report import html
-from bench.sweep.run import Plan, sweep
+from bench.sweep.report import APART, html
+from bench.sweep.run import Plan, plan_of, sweep
 from bench.sweep.switchback import add_turns
 from bench.sweep.table import Table
 from bench.systems import method as methods_module
@@ -33,19 +33,21 @@ def main(argv: Sequence[str]) -> int:
     args = parser().parse_args(argv)
     try:
         journal = Journal(args.out)
-        plan = _plan(args)
         if args.table:
-            if journal.plan is None:
-                raise JournalError(f"no results in {args.out}")
-            plan = Plan(**{**journal.plan, "concurrencies": tuple(journal.plan["concurrencies"])})
+            plan = plan_of(journal)
         else:
+            plan = _plan(args)
             journal.begin(plan.entry(), provenance(["sweep", *argv]))
             asyncio.run(_measure(plan, journal, args))
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"the same command continues from {args.out}") from None
-    table = Table(parse(plan.methods), journal.cells, plan.mean)
+    methods = parse(plan.methods)
+    table = Table(methods, journal.cells, plan.mean)
     print(table.text())
-    _draw(table, plan, journal, args.out)
+    if not plan.together and len(servers(methods)) > 1:
+        print(f"\n{APART}")
+    if not args.table:
+        _draw(table, plan, journal, args.out)
     return 0
 
 
@@ -64,8 +66,7 @@ def _draw(table: Table, plan: Plan, journal: Journal, out: Path) -> None:
 async def _measure(plan: Plan, journal: Journal, args: argparse.Namespace) -> None:
     methods = parse(plan.methods)
     logs = args.out.parent / f"{args.out.stem}-logs"
-    attached = options.attached(args.attach)
-    shared = (methods, plan.settings, args.eagle3, logs, tell, attached, plan.model_free)
+    shared = (methods, plan.settings, args.eagle3, logs, tell, plan.attached, plan.model_free)
     async with Fleet(*shared) as fleet:
         await sweep(plan, journal, fleet, tell)
 
@@ -78,7 +79,7 @@ def _plan(args: argparse.Namespace) -> Plan:
         workload=args.workload,
         chat=args.chat,
         methods=args.methods,
-        concurrencies=options.counts(args.concurrency),
+        concurrencies=args.concurrency,
         rounds=args.rounds,
         max_tokens=args.max_tokens,
         spread=args.spread,
@@ -95,6 +96,9 @@ def _plan(args: argparse.Namespace) -> Plan:
         temperature=args.temperature,
         context=args.context,
         stop_at_eos=args.stop_at_eos,
+        eagle3=options.head_name(args.eagle3),
+        attached=options.attached(args.attach, servers(methods)),
+        environment=options.environment(),
     )
 
 
@@ -103,15 +107,17 @@ def parser() -> argparse.ArgumentParser:
     made = command_parser("sweep", f"{__doc__}\n\n{methods_module.__doc__}")
     add = made.add_argument
     add("--methods", default=DEFAULT, help=f"[{DEFAULT}]")
-    add("--concurrency", default=CONCURRENCIES, metavar="C,C", help=f"[{CONCURRENCIES}]")
-    add("--rounds", type=int, default=3, help="runs of each cell [3]")
+    add("--concurrency", type=options.counts, default=options.counts(CONCURRENCIES), metavar="C,C",
+        help=f"[{CONCURRENCIES}]")  # fmt: skip
+    add("--rounds", type=options.positive, default=3, help="runs of each cell [3]")
     add("--drop-below", type=float, default=0.0, metavar="SHARE",
         help="after a sixth of the rounds, drop each fixed K that is slower than this share of the "
         "fastest method [0]")  # fmt: skip
     add_turns(made)
     add("--seconds", type=float, default=10.0, metavar="S",
         help="length of a cell, about; its requests are as many for all methods [10]")  # fmt: skip
-    add("--requests", type=int, metavar="N", help="requests of a cell per user, not --seconds")
+    add("--requests", type=options.positive, metavar="N",
+        help="requests of a cell per user, not --seconds")  # fmt: skip
     add_work(made)
     add_context(made)
     add("--constraint", default="", metavar="NAME",

@@ -38,6 +38,8 @@ _BASE = {
     "adaptive:head": "this gateway, adaptive K without other sources",
 }
 
+INEXACT = "*: the model ended its answers, so that methods may not have done equal work."
+
 Cells = Mapping[tuple[Any, ...], Mapping[str, Any]]  # (method, concurrency, round) -> figures
 
 
@@ -57,8 +59,8 @@ class Row:
 
     `accepted_by_source` is the share of tokens that were accepted drafts of a source.
     `acceptance` is the share of drafted steps that accepted the draft at a position, first to last;
-    its sum is `length` less 1. `over` is a baseline's name -> tokens/s over the baseline's, with
-    its 95% interval.
+    its sum is `length` less 1. `exact` says whether every answer had the length asked for. `over`
+    is a baseline's name -> tokens/s over the baseline's, with its 95% interval.
     """
 
     method: Method
@@ -69,6 +71,7 @@ class Row:
     figures: dict[str, float]
     acceptance: list[float]
     accepted_by_source: dict[str, float]
+    exact: bool
     over: dict[str, tuple[float, Interval | None]] = field(default_factory=dict)
 
 
@@ -164,7 +167,10 @@ class Table:
         spread = interval(rounds, lambda chosen: speed(speeds, chosen, mean=self._mean))
         total = speed(speeds, rounds, mean=self._mean)
         sources = accepted_by_source(cells)
-        return Row(method, concurrency, total, spread, len(rounds), figures, acceptance, sources)
+        exact = all(cell.get("ignore_eos", True) for cell in cells)
+        return Row(
+            method, concurrency, total, spread, len(rounds), figures, acceptance, sources, exact
+        )
 
     def _bests(self, figure: str) -> list[Best]:
         heads = dict.fromkeys(method.head for method in self.methods)
@@ -178,9 +184,9 @@ class Table:
         adaptive = min(choices, key=lambda m: bool(m.sources), default=None)  # all sources first
         if adaptive is None:
             return None
-        # A method with far fewer rounds was dropped as too slow (--drop-below).
-        least = len(there[adaptive]) / 2
-        fixed = [m for m in there if m.kind in ("off", "k") and len(there[m]) >= least]
+        # A K above 0 with half of the rounds or fewer was dropped as too slow (--drop-below).
+        half = len(there[adaptive]) / 2
+        fixed = [m for m in there if m.kind == "off" or (m.kind == "k" and len(there[m]) > half)]
         if not fixed or not set(there[adaptive]).intersection(*(there[m] for m in fixed)):
             return None
         pair = there[adaptive], [there[m] for m in fixed]
@@ -189,10 +195,17 @@ class Table:
         best = max(fixed, key=lambda m: speed(there[m], sorted(there[m]), mean=self._mean))
         return Best(concurrency, head, best, share, spread, unbiased)
 
+    @property
+    def has_inexact(self) -> bool:
+        """Whether answers of a row may have had other lengths than those asked for."""
+        return not all(row.exact for row in self.rows.values())
+
     def text(self) -> str:
         """All tables as Markdown that is aligned for a terminal too."""
         lines = ["Output tokens per second (± half of the 95% interval, by bootstrap over rounds):"]
-        lines += columns(self._grid(lambda row: pm(row.speed, row.interval, ".0f")))
+        lines += columns(self._grid(marked_speed))
+        if self.has_inexact:
+            lines += ["", INEXACT]
         for name in BASES:
             if any(name in row.over for row in self.rows.values()):
                 of = _BASE[self.kind(BASES[name]) or ""]
@@ -225,13 +238,24 @@ class Table:
         The last row is the geometric mean over concurrencies. It has no interval: loads are chosen,
         not drawn from many.
         """
-        title = "Adaptive over the best fixed K (K = 0 included, chosen after the fact)"
-        without = f"{title}, while every user is served (without start and tail)"
-        return [
-            (f"{heading}{', our EAGLE-3' * bool(head)}", _best_rows(best, head))
-            for heading, best in ((title, self.best), (without, self.steady))
-            for head in dict.fromkeys(item.head for item in best)
-        ]
+        found = []
+        for ending, best in (
+            ("", self.best),
+            (", while every user is served (without start and tail)", self.steady),
+        ):
+            for head in dict.fromkeys(item.head for item in best):
+                heading = f"{self._best_title(head)}{ending}{', our EAGLE-3' * bool(head)}"
+                found.append((heading, _best_rows(best, head)))
+        return found
+
+    def has_fixed_k(self, head: str) -> bool:
+        """Whether a fixed K above 0 was measured with a head, for adaptive K to be held against."""
+        return any(method.kind == "k" and method.head == head for method, _ in self.rows)
+
+    def _best_title(self, head: str) -> str:
+        if self.has_fixed_k(head):
+            return "Adaptive over the best fixed K (K = 0 included, chosen after the fact)"
+        return "Adaptive over K = 0 (no other fixed K was measured)"
 
     def _grid(self, show: Any) -> list[list[str]]:
         used = [m for m in self.methods if any(key[0] == m for key in self.rows)]
@@ -240,6 +264,11 @@ class Table:
             found = [self.rows.get((method, c)) for method in used]
             rows.append([str(c), *("" if row is None else show(row) for row in found)])
         return rows
+
+
+def marked_speed(row: Row) -> str:
+    """Tokens per second with their interval, and the mark of INEXACT where that holds."""
+    return pm(row.speed, row.interval, ".0f") + "*" * (not row.exact)
 
 
 def _best_rows(best: Iterable[Best], head: str) -> list[list[str]]:

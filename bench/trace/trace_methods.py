@@ -21,7 +21,7 @@ from bench import options
 from bench.errors import reports_errors
 from bench.load.intervals import over_best, speed
 from bench.load.run import measure
-from bench.options import add_context, add_servers, add_work, positive, tell
+from bench.options import add_attach, add_context, add_settings, add_work, positive, tell
 from bench.parser import command_parser
 from bench.provenance import provenance
 from bench.sweep.cells import Work, takes_ignore_eos
@@ -44,6 +44,13 @@ PROMPTS, WARM_UP = 1024, 8
 def main(argv: Sequence[str]) -> int:
     """Measure what has no results yet, print the ratios; returns the exit code."""
     args = _parser().parse_args(argv)
+    journal = Journal(args.out)
+    if args.table:
+        plan = journal.recorded_plan()
+        if "traces" not in plan:
+            raise journal.of_another_command()
+        print("\n".join(report(plan["traces"], parse(plan["methods"]), journal)))
+        return 0
     methods = parse(args.methods)
     if others := [m.name for m in methods if m.server != GATEWAY]:
         raise ValueError(f"methods of one gateway only, not {', '.join(others)}")
@@ -55,8 +62,8 @@ def main(argv: Sequence[str]) -> int:
         "repeats": args.repeats, "workload": args.workload, "chat": args.chat,
         "max_tokens": args.max_tokens, "spread": args.spread, "seed": args.seed,
         "context": args.context, "settings": options.settings(args.set),
+        "attached": options.attached(args.attach, [GATEWAY]), "environment": options.environment(),
     }  # fmt: skip
-    journal = Journal(args.out)
     journal.begin(plan, provenance(["trace", *argv]))
     asyncio.run(_measure(args, plan, methods, journal))
     print("\n".join(report(names, methods, journal)))
@@ -68,11 +75,11 @@ async def _measure(
     args: argparse.Namespace, plan: dict[str, Any], methods: list[Method], journal: Journal
 ) -> None:
     logs = args.out.parent / f"{args.out.stem}-logs"
-    attached = options.attached(args.attach)
     prompts = load_prompts(
         args.workload, PROMPTS, chat=args.chat, seed=args.seed, context=args.context
     )
-    async with Fleet(methods, plan["settings"], args.eagle3, logs, tell, attached) as fleet:
+    shared = (methods, plan["settings"], options.EAGLE3, logs, tell, plan["attached"])
+    async with Fleet(*shared) as fleet:
         asked: set[str] = set()  # servers that give answers the length asked for
         for number in range(args.repeats):
             for name in plan["traces"]:
@@ -162,7 +169,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--repeats", type=positive, default=3, help="[3]")
     add_work(parser, max_tokens=64)
     add_context(parser)
-    add_servers(parser)
+    add_settings(parser)
+    add_attach(parser)
     add("--out", type=Path, default=Path("runs/trace.jsonl"), metavar="FILE",
         help="results; the same command continues from there [runs/trace.jsonl]")  # fmt: skip
+    add("--table", action="store_true", help="only print the table of --out")
     return parser

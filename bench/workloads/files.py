@@ -47,7 +47,8 @@ def _lines(file: Path) -> Iterator[str]:
     try:
         data = file.read_bytes()
         data = gzip.decompress(data) if file.suffix == ".gz" else data
-        yield from data.decode("utf-8").splitlines()
+        # Not splitlines(): the text of a line may hold U+2028 and other ends of lines as they are.
+        yield from data.decode("utf-8").split("\n")
     except (OSError, EOFError, UnicodeDecodeError) as error:
         raise MalformedFile(f"{file}: {error}") from None
 

@@ -23,10 +23,11 @@ def dashboard() -> Any:
 
 
 def _failed(window: str) -> str:
-    """Share of answers that are 5xx; 0 while there are only others."""
-    failed = f'sum(rate({RESPONSES}{{{OURS}, status=~"5.."}}[{window}]))'
-    everything = rate(RESPONSES, window=window)
-    return f"({failed} or 0 * {everything}) / ({everything} > 0)"
+    """Share of 5xx among these and 2xx; 0 while there are only 2xx. Many refusals would hide that
+    all other requests fail."""
+    failed = rate(RESPONSES, labels=f'{OURS}, status=~"5.."', window=window)
+    answered = rate(RESPONSES, labels=f'{OURS}, status=~"2..|5.."', window=window)
+    return f"({failed} or 0 * {answered}) / ({answered} > 0)"
 
 
 def _now() -> tuple[str, list[Any]]:
@@ -46,7 +47,8 @@ def _now() -> tuple[str, list[Any]]:
         ),
         number(
             "Failed",
-            "Share of answers with a status of 5xx in the last five minutes.",
+            "Share of answers with a status of 5xx in the last five minutes. Refusals (4xx) are "
+            "not counted.",
             Query(_failed(NOW), "share"),
             unit="percentunit",
             steps=FEW,
@@ -259,7 +261,12 @@ def _tenants() -> tuple[str, list[Any]]:
         lines(
             "Tokens by tenant",
             "Per second, prompt and output together. Without keys everybody is one tenant.",
-            [Query(rate("aerie_tenant_tokens_total", "tenant"), "{{tenant}}")],
+            [
+                Query(
+                    rate("aerie_tenant_tokens_total", "tenant", f'{OURS}, kind=~"prompt|output"'),
+                    "{{tenant}}",
+                )
+            ],
             stacked=True,
         ),
         lines(

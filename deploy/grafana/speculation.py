@@ -248,7 +248,8 @@ def _policy() -> tuple[str, list[Any]]:
             "chosen, unless the objective says otherwise.",
             [
                 Query(
-                    f"sum by (k) (aerie_goodput_estimate_tokens_per_second{{{OURS}}})", "K = {{k}}"
+                    f"sum by (instance, k) (aerie_goodput_estimate_tokens_per_second{{{OURS}}})",
+                    "{{instance}} K = {{k}}",
                 )
             ],
         ),
@@ -276,12 +277,17 @@ def _learning() -> tuple[str, list[Any]]:
             "How many tokens of a generation's draft were accepted. It also falls with K, so under "
             "a higher load: compare generations at the same hours. While one is tried, two draft "
             "in turn; 0 is the head that the gateway was started with.",
-            [Query(ratio(accepted, verified, "generation"), "generation {{generation}}")],
+            [
+                Query(
+                    ratio(accepted, verified, "instance, generation"),
+                    "{{instance}} generation {{generation}}",
+                )
+            ],
         ),
         lines(
             "Generation that drafts",
             "It rises when a trial keeps a new one, and falls when an operator pins an older one.",
-            [Query(f"max(aerie_head_generation{{{OURS}}})", "generation")],
+            [Query(f"max by (instance) (aerie_head_generation{{{OURS}}})", "{{instance}}")],
         ),
         lines(
             "Trials and swaps",

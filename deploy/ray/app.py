@@ -58,11 +58,12 @@ class Arguments(BaseModel):
     command: str = str(Path(sys.executable).with_name("aerie"))
     startup_s: float = 1800
     drain_s: float = 60
+    body_s: float = 30  # within which a request's body must have arrived
 
     def line(self, port: int) -> list[str]:
         """The gateway's command line."""
         line = [*shlex.split(self.command), "serve", "--host", "127.0.0.1", "--port", str(port)]
-        line += ["--drain-timeout-s", str(self.drain_s)]
+        line += ["--drain-timeout-s", str(self.drain_s), "--body-timeout-s", str(self.body_s)]
         if self.preset:
             line += ["--preset", self.preset]
         if self.config:
@@ -106,7 +107,12 @@ class Gateway:
 
     async def __call__(self, request: Request) -> Response:
         """Hand a request on; returns the gateway's answer. A client that leaves ends its request in
-        the engine."""
+        the engine.
+
+        The body is handed on as it comes, so that the gateway's limits hold for it. All but that of
+        time: httpx reads no answer while it waits for more of a body.
+        """
+        late = asyncio.get_running_loop().time() + self._arguments.body_s
         headers = [
             (name, value)
             for name, value in request.headers.raw
@@ -115,13 +121,17 @@ class Gateway:
         # The gateway sees a loopback address: without keys nobody behind a proxy is an admin.
         headers.append((b"via", b"1.1 ray"))
         target = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-        outgoing = self._client.build_request(
-            request.method, target, headers=headers, content=await request.body()
-        )
+        has_body = not {"content-length", "transfer-encoding"}.isdisjoint(request.headers)
+        body = _upload(request, late) if has_body else None
+        outgoing = self._client.build_request(request.method, target, headers=headers, content=body)
         try:
             answer = await self._client.send(outgoing, stream=True)
         except httpx.TransportError as error:
-            return _unavailable(error)
+            message = f"The gateway of this replica does not answer ({type(error).__name__})."
+            return _error(503, message, "server_error", "engine_not_ready", {"Retry-After": "1"})
+        except TimeoutError:
+            message = f"The body did not arrive within {self._arguments.body_s:g} s."
+            return _error(408, message, "invalid_request_error", None, {"Connection": "close"})
         kept = {k: v for k, v in answer.headers.items() if k.lower() not in HOP_BY_HOP}
         return StreamingResponse(_body(answer), answer.status_code, headers=kept)
 
@@ -174,6 +184,17 @@ class Gateway:
             os.killpg(self._process.pid, signal.SIGKILL)
 
 
+async def _upload(request: Request, late: float) -> AsyncIterator[bytes]:
+    """The body's parts. Raises TimeoutError if one has not come at `late`, by the loop's clock."""
+    parts = request.stream()
+    while True:
+        async with asyncio.timeout_at(late):
+            part = await anext(parts)
+        if not part:  # the last one
+            return
+        yield part
+
+
 async def _body(answer: httpx.Response) -> AsyncIterator[bytes]:
     try:
         async for part in answer.aiter_raw():
@@ -182,12 +203,11 @@ async def _body(answer: httpx.Response) -> AsyncIterator[bytes]:
         await answer.aclose()
 
 
-def _unavailable(error: Exception) -> JSONResponse:
-    message = f"The gateway of this replica does not answer ({type(error).__name__})."
-    envelope = {
-        "message": message, "type": "server_error", "param": None, "code": "engine_not_ready",
-    }  # fmt: skip
-    return JSONResponse({"error": envelope}, 503, headers={"Retry-After": "1"})
+def _error(
+    status: int, message: str, kind: str, code: str | None, headers: dict[str, str]
+) -> JSONResponse:
+    envelope = {"message": message, "type": kind, "param": None, "code": code}
+    return JSONResponse({"error": envelope}, status, headers=headers)
 
 
 def build(arguments: dict[str, Any]) -> Any:

@@ -122,8 +122,10 @@ class Endpoint:
         if before != resource:
             self._create_model(resource, desired)
             self._create_configuration(resource, desired)
-            change = self.client.create_endpoint if found is None else self.client.update_endpoint
-            change(EndpointName=self.name, EndpointConfigName=resource)
+            if before is None:
+                self.client.create_endpoint(EndpointName=self.name, EndpointConfigName=resource)
+            else:
+                self._update(before, resource, desired.instances)
         found = self.wait(wait_s)
         if found["EndpointConfigName"] != resource:
             kept = found["EndpointConfigName"]
@@ -211,6 +213,19 @@ class Endpoint:
                     "RoutingConfig": {"RoutingStrategy": "LEAST_OUTSTANDING_REQUESTS"},
                 }
             ],
+        )
+
+    def _update(self, before: str, resource: str, instances: int) -> None:
+        """Move the endpoint to another configuration. It keeps as many instances as scaling gave
+        it, unless another number of them is asked for than in the configuration before."""
+        earlier = self.client.describe_endpoint_config(EndpointConfigName=before)
+        counts = [variant["InitialInstanceCount"] for variant in earlier["ProductionVariants"]]
+        overridden = [] if counts == [instances] else ["DesiredInstanceCount"]
+        self.client.update_endpoint(
+            EndpointName=self.name,
+            EndpointConfigName=resource,
+            RetainAllVariantProperties=True,
+            ExcludeRetainedVariantProperties=[{"VariantPropertyType": name} for name in overridden],
         )
 
     def _delete_parts(self, resource: str) -> None:

@@ -262,7 +262,7 @@ class Controller:
     # Probes
 
     def _begin_probe(self, predictions: Predictions) -> None:
-        """Begin a probe if another K may be better, the budget covers the expected loss, and the
+        """Begin a probe if another K may be better, the budget allows the expected loss, and the
         batch has already lasted as many steps as the probe will take.
 
         At K = 0 the age of the batch does not matter: to wait only adds to the catch-up.
@@ -283,8 +283,8 @@ class Controller:
         rate = self._planner.tokens_per_second(predictions, self._k)
         catch_up_s = self._catch_up_seconds(predictions.load) if k and self._k == 0 else 0.0
         lost_seconds = probe_loss_seconds(predictions, k, rate, catch_up_s, self._tuning)
-        if self._probes.allowance_tokens >= lost_seconds * rate:
-            self._probe = self._probes.begin(k, self._k)
+        if self._probes.allows(k, lost_seconds * rate, self._busy_s):
+            self._probe = self._probes.begin(k, self._k, self._busy_s)
 
     def _charge_and_end_probe(self, probe: Probe, step: Step) -> None:
         """Charge a step of a probe, up to the one that verifies its last drafts, with what the K in

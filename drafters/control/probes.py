@@ -100,7 +100,8 @@ def probe_loss_seconds(
 
 
 class ProbeBudget:
-    """The tokens that probes may lose: a share of the tokens made in the last minute or so."""
+    """The tokens that probes may lose: a share of the tokens made in the last minute or so, and
+    what a probe of K = 0 loses each minute."""
 
     def __init__(self, tuning: Tuning) -> None:
         self._tuning = tuning
@@ -108,6 +109,7 @@ class ProbeBudget:
         self.lost_tokens = 0.0  # over all ended probes
         self.lost_seconds = 0.0
         self.count_by_kind = dict.fromkeys((DRAFT, PLAIN, DEEPER, SHALLOWER), 0)
+        self._plain_began_s = 0.0  # busy seconds of the engine when a probe of K = 0 last began
 
     def earn(self, step: Step) -> None:
         """Add a step's share to the allowance. What was saved fades; a debt does not."""
@@ -115,10 +117,23 @@ class ProbeBudget:
             self.allowance_tokens *= math.exp(-step.seconds / self._tuning.allowance_s)
         self.allowance_tokens += self._tuning.probe_share * step.tokens
 
-    def begin(self, k: int, k_in_force: int) -> Probe:
+    def allows(self, k: int, loss_tokens: float, busy_s: float) -> bool:
+        """Whether a probe of K may begin that is expected to lose `loss_tokens`, when the engine
+        has been busy for `busy_s` seconds.
+
+        One of K = 0 may begin each minute whatever was lost. A debt from beside a busy process
+        would else leave the speed-up measured against what K = 0 took in that process's time.
+        """
+        if k == 0 and busy_s - self._plain_began_s >= self._tuning.plain_probe_s:
+            return True
+        return self.allowance_tokens >= loss_tokens
+
+    def begin(self, k: int, k_in_force: int, busy_s: float) -> Probe:
         """Count and return a new probe of K. A step that drafts for the first time verifies
         nothing, so that a probe with drafts takes one step more."""
         self.count_by_kind[_kind(k, k_in_force)] += 1
+        if k == 0:
+            self._plain_began_s = busy_s
         return Probe(k, self._tuning.probe_steps + (k > 0))
 
     def charge(self, probe: Probe, tokens: float) -> None:

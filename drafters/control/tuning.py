@@ -80,3 +80,4 @@ class Tuning:
     probe_steps: int = 2  # steady steps of a probe: noise of 7%, below what K differ by
     probe_share: float = 0.006  # share of the tokens that probes may lose; all control may cost 1%
     allowance_s: float = 60.0  # seconds for which unused allowance lasts: not spent on a burst
+    plain_probe_s: float = 60.0  # so often K = 0 may be probed whatever was lost: 0.2% of the time

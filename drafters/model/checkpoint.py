@@ -7,14 +7,11 @@ of the head's own folder, and refuse tensors that they do not know.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 
 from drafters.model.config import HeadConfig
 from drafters.model.head import DraftHead
@@ -22,6 +19,7 @@ from drafters.model.head_check import MAPS, QUANTISED, SELECTOR, SELECTOR_FILE, 
 from drafters.model.head_values import head_problems, load_torch_file, torch_files
 from drafters.model.selector import PathSelector
 from drafters.model.weight_files import read_weights
+from drafters.tensor_files import read_tensors, write_tensors
 
 WEIGHTS = "model.safetensors"
 
@@ -37,7 +35,8 @@ def head_weights(head: DraftHead) -> dict[str, torch.Tensor]:
 
 
 def save_selector(head: DraftHead, folder: Path) -> None:
-    """Write a head's path selector below its folder. A head without one loses what was there."""
+    """Write a head's path selector below its folder. A head without one loses what was there.
+    Raises OSError."""
     file = folder / SELECTOR_FILE
     if head.selector is None:
         file.unlink(missing_ok=True)
@@ -46,7 +45,7 @@ def save_selector(head: DraftHead, folder: Path) -> None:
     weights = {
         name: value.detach().contiguous() for name, value in head.selector.state_dict().items()
     }
-    save_file(weights, file, metadata={"format": "pt"})
+    write_tensors(weights, file)
 
 
 def load_selector(folder: Path, config: HeadConfig) -> PathSelector | None:
@@ -55,7 +54,7 @@ def load_selector(folder: Path, config: HeadConfig) -> PathSelector | None:
     if config.path_selector is None:
         return None
     _refuse_problems(folder, config)
-    weights = load_file(folder / SELECTOR_FILE)
+    weights = read_tensors(folder / SELECTOR_FILE)
     selector = PathSelector(config.path_selector, config).to(weights["state.bias"].dtype)
     selector.load_state_dict(weights)
     return selector.eval()
@@ -77,13 +76,7 @@ def save_weights(weights: dict[str, torch.Tensor], folder: Path) -> None:
     """Write a head's weights in the place of all that its folder has, which may be in shards or in
     torch's own files. Those in folders within it stay. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
-    unfinished = folder / f"{WEIGHTS}.tmp"
-    try:
-        save_file(weights, unfinished, metadata={"format": "pt"})
-    except SafetensorError as error:  # such as a full disk
-        unfinished.unlink(missing_ok=True)
-        raise OSError(f"{folder / WEIGHTS} cannot be written: {error}") from None
-    os.replace(unfinished, folder / WEIGHTS)
+    write_tensors(weights, folder / WEIGHTS)
     for pattern in ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json"):
         for file in folder.glob(pattern):
             if file.name != WEIGHTS:
@@ -146,13 +139,13 @@ def stored_tensors(folder: Path) -> dict[str, torch.Tensor]:
     files = sorted({tensor.file for tensor in read_weights(folder).tensors.values()})
     tensors: dict[str, torch.Tensor] = {}
     for file in files:
-        tensors |= load_file(file)
+        tensors |= read_tensors(file)
     if not files:
         for file in torch_files(folder):
             tensors |= load_torch_file(file)
     selector = folder / SELECTOR_FILE
     if selector.is_file():
-        tensors |= {f"{SELECTOR}.{name}": value for name, value in load_file(selector).items()}
+        tensors |= {f"{SELECTOR}.{name}": value for name, value in read_tensors(selector).items()}
     return tensors
 
 

@@ -226,6 +226,11 @@ class HeadConfig:
             "num_key_value_heads", 32 if plain_qwen3 else values["num_attention_heads"]
         )
         heads = values["num_attention_heads"]
+        if document.get("model_type") == "llama" and not library and values["hidden_size"] % heads:
+            raise ValueError(
+                f"num_attention_heads {heads} does not divide hidden_size {values['hidden_size']}: "
+                "vLLM does not read such a config.json"
+            )
         values.setdefault("head_dim", 128 if plain_qwen3 else values["hidden_size"] // heads)
         values.setdefault("target_hidden_size", values["hidden_size"])
         if values.get("draft_vocab_size") == values["vocab_size"]:

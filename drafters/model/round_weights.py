@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
 
 from drafters.model.checkpoint import WEIGHTS
+from drafters.tensor_files import read_tensors, write_tensors
 
 STORED = torch.float8_e4m3fn
 # Root mean square of the rounding over that of the weights: 2.7% where no value is too small.
@@ -28,9 +28,9 @@ MOST_ERROR = 0.03
 
 def round_weights(folder: Path) -> None:
     """Round the matrices of `model.safetensors` in place. Raises ValueError for a matrix that would
-    lose more than MOST_ERROR, before anything is written."""
+    lose more than MOST_ERROR, before anything is written, and for a damaged file; and OSError."""
     file, rounded = folder / WEIGHTS, {}
-    for name, weight in load_file(file).items():
+    for name, weight in read_tensors(file).items():
         if weight.ndim != 2 or len(weight) == 1 or not weight.is_floating_point():
             rounded[name] = weight
             continue
@@ -40,8 +40,8 @@ def round_weights(folder: Path) -> None:
         if not error <= MOST_ERROR:  # NaN where a value is beyond the type's range
             raise ValueError(f"{folder}: {name} would be off by {error:.1%} in {STORED}")
     mode = file.stat().st_mode
-    save_file(rounded, file, metadata={"format": "pt"})
-    file.chmod(mode)  # save_file lets nobody else read what it writes
+    write_tensors(rounded, file)
+    file.chmod(mode)  # safetensors lets nobody else read what it writes
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -53,7 +53,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER")
     for folder in parser.parse_args(argv).folders:
-        round_weights(folder)
+        try:
+            round_weights(folder)
+        except (OSError, ValueError) as error:
+            print(f"{parser.prog}: {error}", file=sys.stderr)
+            return 1
     return 0
 
 

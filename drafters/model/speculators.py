@@ -38,13 +38,15 @@ _OUTSIDE_OF_LAYERS = (
 def save_speculators(head: DraftHead, folder: Path, *, target: str, draft_tokens: int) -> None:
     """Write the checkpoint in the head's own dtype.
 
-    `target` is the folder or repository name of the target, `draft_tokens` the K that servers
-    start with. A head without an output matrix of its own must have the target's
-    (`DraftHead.share`), which is written too; vLLM finds the two equal and keeps one. Raises
-    ValueError for `draft_tokens` below 1.
+    `target` is the folder or repository name of the target; of a folder its absolute path is
+    written. `draft_tokens` is the K that servers start with. A head without an output matrix of its
+    own must have the target's (`DraftHead.share`), which is written too; vLLM finds the two equal
+    and keeps one. Raises ValueError for `draft_tokens` below 1.
     """
     if draft_tokens < 1:
         raise ValueError(f"draft_tokens must be at least 1, got {draft_tokens}")
+    if Path(target).is_dir():
+        target = str(Path(target).resolve())
     weights = head_weights(head)
     weights["lm_head.weight"] = head.output_matrix.detach().to(head.fc.weight.dtype).contiguous()
     if "mask_hidden" in weights:

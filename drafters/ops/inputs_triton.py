@@ -20,10 +20,11 @@ import torch
 import triton
 import triton.language as tl
 
-from drafters.ops.reference import MOST_TAPS, Requests
+from drafters.ops.reference import MOST_REQUESTS, MOST_TAPS, Requests
 
 COLUMNS = 1024  # elements of a hidden state that one program copies
-STEPS = 13  # of the search, for 8,192 requests; constant, else each batch size compiles a kernel
+# Of the search; constant, else each batch size compiles a kernel.
+STEPS = MOST_REQUESTS.bit_length()
 DRAFTS = 32  # most of a request in a pass; constant, else a larger K compiles a kernel in service
 FIELDS = [field.name for field in fields(Requests)]  # rows of the packed array, in this order
 

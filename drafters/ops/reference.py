@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 MOST_TAPS = 5  # that the kernels take: each has an argument of its own
+MOST_REQUESTS = 8191  # that a token's search for its request tells apart
 
 
 @dataclass(frozen=True)

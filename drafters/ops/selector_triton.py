@@ -53,7 +53,8 @@ def walk_kernel(
             )
             total += tl.sum(rows.to(tl.float32) * query[None, :], axis=1)
         tl.store(scores + row * count + slot, total, mask=slot < count)
-        best = tl.argmax(total, axis=0)
+        # Of NaN alone any slot may be the largest, one behind the candidates too.
+        best = tl.minimum(tl.argmax(total, axis=0), count - 1)
         before = tl.load(candidates + row * count + best)
         tl.store(tokens + position + 1, before)
 

@@ -229,8 +229,18 @@ def checkpoint_fingerprint(folder: Path) -> str:
     files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.bin"))
     if not files:
         raise FileNotFoundError(f"{folder} holds no weights")
+    return _digest([folder / "config.json", *files])
+
+
+def description_fingerprint(folder: Path) -> str:
+    """sha256 over config.json and tokenizer.json, where the weights need not be there."""
+    files = [folder / name for name in ("config.json", "tokenizer.json")]
+    return _digest([file for file in files if file.is_file()])
+
+
+def _digest(files: Sequence[Path]) -> str:
     digest = hashlib.sha256()
-    for file in [folder / "config.json", *files]:
+    for file in files:
         digest.update(f"{file.name} {_sha256(file)}\n".encode())
     return digest.hexdigest()
 

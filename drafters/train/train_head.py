@@ -15,7 +15,9 @@ import random
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -24,8 +26,10 @@ from drafters.model.config import Method, SelectorConfig
 from drafters.model.head import DraftHead
 from drafters.model.head_check import SELECTOR
 from drafters.model.speculators import save_speculators
+from drafters.packaged import resolve
 from drafters.train.data.examples import encode_examples, read_examples
 from drafters.train.data.hidden_states import StateStore
+from drafters.train.data.mix import FILE as MIX_FILE
 from drafters.train.data.mix import load_mix, save_mix
 from drafters.train.data.response_cache import ResponseCache, numbered
 from drafters.train.data.responses import (
@@ -47,7 +51,7 @@ from drafters.train.optimisation.head_init import (
     planned_config,
     weights_digest,
 )
-from drafters.train.optimisation.loop import LoopOptions, ResumeError, Trainer
+from drafters.train.optimisation.loop import LoopOptions, ResumeError, Trainer, saved_dtype
 from drafters.train.progress import Progress
 from drafters.train.provenance import read_provenance, write_provenance
 from drafters.train.runtime import prepare_cpu
@@ -81,7 +85,8 @@ def _run(args: argparse.Namespace, argv: list[str]) -> None:
     prepare_cpu(args.threads)
     work = args.work or args.out.with_name(args.out.name + ".work")
     work.mkdir(parents=True, exist_ok=True)
-    dtype = getattr(torch, args.dtype) if args.dtype else None
+    saved = work / f"resume-{args.out.name}.pt"
+    dtype = _working_dtype(saved, args)
     print(f"target: loading {args.target}", flush=True)
     target = FrozenTarget.load_for_training(args.target, dtype=dtype, device=args.device)
     if target.dtype == torch.float16:
@@ -94,7 +99,7 @@ def _run(args: argparse.Namespace, argv: list[str]) -> None:
     if args.loss is None:
         args.loss = "distribution" if args.selector else "labels"
     old_mix = load_mix(args.init) if args.init and not args.selector else []
-    texts = _responses(target, _prompts(target, args), work, args)
+    texts = _responses(target, _prompts(target, work, args), work, args)
     head, start = _head(target, texts, args)
     taps = head.config.eagle_aux_hidden_state_layer_ids
     states = StateStore(
@@ -124,7 +129,6 @@ def _run(args: argparse.Namespace, argv: list[str]) -> None:
         seed=args.seed,
     )
     trainer = Trainer(head, target, texts, states, progress, options, start)
-    saved = work / f"resume-{args.out.name}.pt"
     if saved.exists() and not args.restart:
         trainer.load(saved)
         print(f"resumed at step {progress.steps}, {100 * progress.fraction:.1f}% of the budget")
@@ -149,11 +153,27 @@ def _run(args: argparse.Namespace, argv: list[str]) -> None:
         "init": read_provenance(args.init),
         "loss_per_depth": [round(loss, 4) for loss in trainer.loss_per_depth],
     })  # fmt: skip
-    if not args.selector:  # the copy of a head keeps the texts of that head
+    mix = args.out / MIX_FILE
+    if args.no_mix:
+        mix.unlink(missing_ok=True)
+    elif not args.selector:  # the copy of a head keeps the texts of that head
         save_mix(texts, args.out, old=old_mix)
     saved.unlink(missing_ok=True)
     print("loss per depth: " + " ".join(f"{loss:.3f}" for loss in trainer.loss_per_depth))
+    if mix.is_file():
+        print(f"{mix} holds texts of its training: leave it out where those must not be published")
     print(f"wrote {args.out}; next: aerie evaluate --target {args.target} --head {args.out}")
+
+
+def _working_dtype(saved: Path, args: argparse.Namespace) -> torch.dtype | None:
+    """The type of --dtype, else that of the run that is continued, if there is one: on a CPU the
+    faster type is measured, and may be another at the next start. Raises ResumeError if the two
+    differ."""
+    name = None if args.restart else saved_dtype(saved)
+    if name and args.dtype and args.dtype != name:
+        raise ResumeError(f"{saved} is a saved run with other dtype: {name}")
+    name = args.dtype or name
+    return getattr(torch, name) if name else None
 
 
 def _save(head: DraftHead, args: argparse.Namespace) -> Path:
@@ -162,13 +182,15 @@ def _save(head: DraftHead, args: argparse.Namespace) -> Path:
         add_selector_file(head, args.init, args.out)
         return Path(args.out) / SELECTOR
     if args.layout == "speculators":
-        save_speculators(head, args.out, target=args.target, draft_tokens=args.k_train)
+        # vLLM starts the target that is named, and knows no packaged ones.
+        target = resolve(args.target)
+        save_speculators(head, args.out, target=target, draft_tokens=args.k_train)
     else:
         save_head(head, args.out)
     return Path(args.out)
 
 
-def _prompts(target: FrozenTarget, args: argparse.Namespace) -> list[list[int]]:
+def _prompts(target: FrozenTarget, work: Path, args: argparse.Namespace) -> list[list[int]]:
     """Token ids of all prompts that leave room for a response."""
     room = args.max_length - args.response_tokens
     examples = read_examples(args.prompts, malformed=args.malformed)
@@ -176,7 +198,7 @@ def _prompts(target: FrozenTarget, args: argparse.Namespace) -> list[list[int]]:
         examples,
         target.tokenizer,
         max_tokens=room,
-        template_kwargs=args.chat_template_kwargs,
+        template_kwargs=_clock(target.tokenizer, work) | args.chat_template_kwargs,
         malformed=args.malformed,
     )
     if too_long:
@@ -184,6 +206,21 @@ def _prompts(target: FrozenTarget, args: argparse.Namespace) -> list[list[int]]:
     if not prompts:
         raise ValueError("no prompt is left; see --max-length and --response-tokens")
     return prompts
+
+
+def _clock(tokenizer: Any, work: Path) -> dict[str, Any]:
+    """For a template that writes the date, an argument in the place of transformers' function: with
+    the time of the first run in this folder. On another day the prompts would be other ones, and
+    all of them would be answered again."""
+    if "strftime_now" not in str(tokenizer.chat_template):
+        return {}
+    file = work / "began.txt"
+    try:
+        began = datetime.fromisoformat(file.read_text())
+    except (FileNotFoundError, ValueError):  # the latter of what a kill left empty
+        began = datetime.now()
+        file.write_text(began.isoformat())
+    return {"strftime_now": began.strftime}
 
 
 def _responses(

@@ -7,9 +7,17 @@ from pathlib import Path
 
 import torch
 
+from drafters.train.data.mix import FILE as MIX_FILE
 from drafters.train.data.responses import KEY_VARIABLE, server_url
 from drafters.train.head_option import head_folder
-from drafters.train.number_options import positive_float, positive_int
+from drafters.train.number_options import (
+    non_negative_float,
+    non_negative_int,
+    positive_float,
+    positive_int,
+    positive_share,
+    share,
+)
 from drafters.train.optimisation.cod import K_TRAIN, RETAIN
 from drafters.train.optimisation.loop import LoopOptions
 from drafters.train.template_option import add_template_option
@@ -48,15 +56,19 @@ def train_parser(description: str | None) -> argparse.ArgumentParser:
         help="what to do with lines that do not parse",
     )  # fmt: skip
     add_template_option(data)
-    data.add_argument("--max-length", type=int, default=2048, help="prompt + response, tokens")
+    data.add_argument(
+        "--max-length", type=positive_int, default=2048, help="prompt + response, tokens"
+    )
     data.add_argument(
         "--response-tokens", type=positive_int, default=256, help="longest response, tokens"
     )
     data.add_argument(
-        "--sampled-share", type=float, default=0.3,
+        "--sampled-share", type=share, default=0.3,
         help="share of the responses that are sampled; the rest are greedy",
     )  # fmt: skip
-    data.add_argument("--temperature", type=float, default=0.7, help="of sampled responses")
+    data.add_argument(
+        "--temperature", type=non_negative_float, default=0.7, help="of sampled responses"
+    )
     data.add_argument(
         "--server", metavar="URL", type=server_url,
         help="let an OpenAI-compatible vLLM server of the same target write the responses; "
@@ -67,8 +79,16 @@ def train_parser(description: str | None) -> argparse.ArgumentParser:
         help="responses, hidden states and the saved run, reused by later runs [OUT.work]",
     )  # fmt: skip
     data.add_argument(
-        "--cache-gib", type=float, default=8.0, help="limit of hidden states on disk, GiB"
+        "--cache-gib",
+        type=non_negative_float,
+        default=8.0,
+        help="limit of hidden states on disk, GiB",
     )
+    data.add_argument(
+        "--no-mix", action="store_true",
+        help=f"do not write {MIX_FILE}, some of the texts, beside the head: for a head that is "
+        "given to others, trained on texts that are not",
+    )  # fmt: skip
     data.add_argument("--restart", action="store_true", help="do not continue a saved run")
 
     shape = parser.add_argument_group("head")
@@ -107,7 +127,7 @@ def train_parser(description: str | None) -> argparse.ArgumentParser:
         help="size of the products that score two tokens",
     )
     selector.add_argument(
-        "--dropout", type=float, default=loop.dropout, metavar="P",
+        "--dropout", type=share, default=loop.dropout, metavar="P",
         help="share of a product that each update leaves out",
     )  # fmt: skip
 
@@ -125,7 +145,7 @@ def train_parser(description: str | None) -> argparse.ArgumentParser:
         help="drafts per anchor, at depths 0 to K - 1",
     )  # fmt: skip
     training.add_argument(
-        "--retain", type=float, default=RETAIN, metavar="R",
+        "--retain", type=positive_share, default=RETAIN, metavar="R",
         help="COD: depth d keeps a share R^d of the anchors; 1 keeps all",
     )  # fmt: skip
     training.add_argument(
@@ -140,15 +160,15 @@ def train_parser(description: str | None) -> argparse.ArgumentParser:
         help="padded tokens of an update",
     )
     training.add_argument(
-        "--partitions", type=int, default=loop.partitions,
+        "--partitions", type=non_negative_int, default=loop.partitions,
         help="split the drafts of a sequence to save memory; 0: as few as keep the mask small",
     )  # fmt: skip
     training.add_argument(
-        "--muon-lr", type=float,
+        "--muon-lr", type=non_negative_float,
         help=f"learning rate of matrices [{loop.muon_lr}; with --init {INIT_MUON_LR}]",
     )  # fmt: skip
     training.add_argument(
-        "--adam-lr", type=float,
+        "--adam-lr", type=non_negative_float,
         help=f"learning rate of all other weights [{loop.adam_lr}; with --init {INIT_ADAM_LR}, "
         f"of a path selector {loop.adam_lr}]",
     )  # fmt: skip

@@ -113,13 +113,16 @@ class StagedHead:
         if self._config.path_selector is None or self._selector_loaded:
             return
         self._selector_loaded = True
-        self.selector = load_served_selector(
+        selector = load_served_selector(
             owner.vllm_config, self._target, self._twin, owner.device, self._folder
         )
-        if owner.selector_in_graphs:
-            assert owner.selector is not None and self.selector is not None  # `_checked`
-            staged = [tensor.cpu() for tensor in self.selector.tensors()]
-            self._pairs += zip(owner.selector.tensors(), staged, strict=True)
+        if not owner.selector_in_graphs:
+            self.selector = selector
+            return
+        # Only a copy in the main memory stays: the device's memory is the KV cache's.
+        assert owner.selector is not None and selector is not None  # `_checked`
+        staged = [tensor.cpu() for tensor in selector.tensors()]
+        self._pairs += zip(owner.selector.tensors(), staged, strict=True)
 
     @torch.inference_mode()
     def exchange(self) -> None:

@@ -5,18 +5,19 @@ from __future__ import annotations
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
-from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.config import ModelConfig, VllmConfig, set_current_vllm_config
 from vllm.v1.attention.backend import AttentionBackend
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.attention.selector import get_attn_backend
 
 from drafters.config import LOOKUP_DRAFTER, DrafterConfig
-from drafters.ops.reference import MOST_TAPS
+from drafters.ops.reference import MOST_REQUESTS, MOST_TAPS
 
 if TYPE_CHECKING:
     from vllm.v1.engine.input_processor import InputProcessor
 # Attention backends for a P-EAGLE head on V2 where vLLM's own choice does not do, the faster first.
 _OF_ANY_LENGTH = (AttentionBackendEnum.FLASH_ATTN, AttentionBackendEnum.TRITON_ATTN)
+_ONE_LENGTH = "Mamba or short-convolution layers of a target"
 _TAPS = "eagle_aux_hidden_state_layer_ids"
 
 
@@ -113,7 +114,9 @@ def refuse(config: VllmConfig) -> None:
         "prefill context parallelism": parallel.prefill_context_parallel_size > 1,
     }
     if named := _asked(either):
-        raise NotImplementedError(f"draft heads do not draft with {named}")
+        lookups_do = not _asked(_unfit_for_lookups(config, on_v1))
+        remedy = ": leave out --drafter for drafts by lookup" if lookups_do else ""
+        raise NotImplementedError(f"draft heads do not draft with {named}{remedy}")
     if on_v1:
         return
     head = speculation.draft_model_config.hf_config
@@ -126,6 +129,10 @@ def refuse(config: VllmConfig) -> None:
         "sliding-window layers of a head": "sliding_attention"
         in (getattr(head, "layer_types", None) or ()),
         f"more than {MOST_TAPS} taps of a head": len(taps) > MOST_TAPS,
+        f"more than {MOST_REQUESTS:,} requests at once (max_num_seqs)": (
+            config.scheduler_config.max_num_seqs > MOST_REQUESTS
+        ),
+        _ONE_LENGTH: _is_captured_at_one_length(model),
         # V1 stops drafting there. V2 would look up rotations behind the end of the head's table.
         f"texts beyond the {longest} tokens that the head reads": longest < model.max_model_len,
     }
@@ -136,12 +143,31 @@ def refuse(config: VllmConfig) -> None:
     head_backend(config)
 
 
+def _is_captured_at_one_length(model: ModelConfig) -> bool:
+    """Whether vLLM captures the decode steps of a target at 1 + K tokens of a request and at no
+    other length, K the largest (vllm/v1/attention/backends/mamba_attn.py,
+    build_for_cudagraph_capture). On V2 there are graphs for several K. Gated delta nets, whose
+    configurations name `linear_conv_kernel_dim`, are captured at any length."""
+    recurrent = model.is_hybrid or model.is_attention_free
+    return recurrent and not hasattr(model.hf_text_config, "linear_conv_kernel_dim")
+
+
 def _refuse_lookup(config: VllmConfig, on_v1: bool) -> None:
     """Check that lookups can draft beside the other options of a configuration. Raises
     NotImplementedError, which names those that they cannot."""
+    options = _unfit_for_lookups(config, on_v1)
+    one_length = not on_v1 and _is_captured_at_one_length(config.model_config)
+    options[f"{_ONE_LENGTH} on the V2 model runner"] = one_length
+    if named := _asked(options):
+        raise NotImplementedError(f"lookups do not draft with {named}")
+
+
+def _unfit_for_lookups(config: VllmConfig, on_v1: bool) -> dict[str, bool]:
+    """The options beside which neither a head nor lookups draft -> whether the configuration has
+    them."""
     model, parallel = config.model_config, config.parallel_config
     method = config.speculative_config.rejection_sample_method
-    options = {
+    return {
         # A lookup reads tokens, which such prompts do not have.
         "prompts of embeddings (enable_prompt_embeds)": model.enable_prompt_embeds,
         # As beside a head: ranks would wait for each other in steps of unlike K.
@@ -153,8 +179,6 @@ def _refuse_lookup(config: VllmConfig, on_v1: bool) -> None:
         "block verification (rejection_sample_method) on the V1 model runner": on_v1
         and method == "block",
     }
-    if named := _asked(options):
-        raise NotImplementedError(f"lookups do not draft with {named}")
 
 
 def head_backend(config: VllmConfig) -> AttentionBackendEnum | None:

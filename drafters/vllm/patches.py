@@ -249,7 +249,9 @@ def head(core: Any, command: str, name: str) -> dict[str, Any]:
     """A utility method added to the engine core (vllm/v1/engine/core.py), by which the gateway
     replaces the draft head between two steps (head_swap.py). `command` is one of HEAD_COMMANDS,
     `name` the head's folder. Answers with the `seconds` that it took, or with `error` if a rank
-    refused the head; a raised error would pass for one that ends the engine.
+    refused the head; a raised error would pass for one that ends the engine. A head that one rank
+    refuses to stage stays on none: the next time all of them would have to stage it together, as
+    they read the target's embeddings.
     """
     seconds = 0.0
     for method in HEAD_COMMANDS[command]:
@@ -257,6 +259,8 @@ def head(core: Any, command: str, name: str) -> dict[str, Any]:
         answers = [answer for answer in ranks if answer is not None]
         errors = sorted({answer["error"] for answer in answers if "error" in answer})
         if errors or not answers:
+            if command == "stage":
+                core.model_executor.collective_rpc("aerie_drop_head", args=(name,))
             return {"error": "; ".join(errors) or "the engine has no draft head of this project"}
         seconds += max(answer["seconds"] for answer in answers)
     return {"seconds": seconds}

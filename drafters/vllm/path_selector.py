@@ -109,4 +109,8 @@ def _embeddings(target_model: Any) -> Any:
         found = getattr(inner, name, None)
         if isinstance(getattr(found, "weight", None), torch.Tensor):
             return found
-    raise ValueError("a path selector needs the target's embeddings, which are on another stage")
+    raise ValueError(
+        "a path selector needs the target's embeddings, which are on another pipeline stage: set "
+        "pipeline_parallel_size to 1, or serve a copy of the head without selector/ and without "
+        "path_selector in its config.json"
+    )

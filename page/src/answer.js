@@ -63,19 +63,19 @@ export class Answer {
 
   async run(path, body, signal) {
     const began = performance.now();
+    let ended = "done";
     try {
       await stream(path, { ...body, stream_options: { include_usage: true } }, {
         signal,
         onChunk: (chunk) => this.#take(chunk, performance.now() - began),
       });
-      this.status.set("done");
     } catch (problem) {
       if (!signal?.aborted) this.problem = problem;
-      this.status.set(signal?.aborted ? "stopped" : "failed");
-    } finally {
-      this.totalMs = performance.now() - began;
-      this.#announce();
+      ended = signal?.aborted ? "stopped" : "failed";
     }
+    this.totalMs = performance.now() - began;
+    this.#announce();
+    this.status.set(ended);
   }
 
   #take(chunk, ms) {

@@ -210,10 +210,10 @@ function Settings() {
         </label>
         <div class="fields">
           <label>Temperature
-            <input type="number" min="0" max="2" step="0.1" value={value.temperature} onInput={number("temperature", 0, 2)} />
+            <NumberField min="0" max="2" step="0.1" value={value.temperature} onInput={number("temperature", 0, 2)} />
           </label>
           <label>Most tokens
-            <input type="number" min="1" max={now?.context ?? 131072} step="1" value={value.maxTokens} onInput={number("maxTokens", 1, now?.context ?? 131072)} />
+            <NumberField min="1" max={now?.context ?? 131072} step="1" value={value.maxTokens} onInput={number("maxTokens", 1, now?.context ?? 131072)} />
           </label>
           <label>Draft tokens a step
             <select value={value.maxK} disabled={!now?.drafts} onChange={(e) => options.update({ maxK: e.target.value })}>
@@ -225,5 +225,14 @@ function Settings() {
         </div>
       </div>
     </details>
+  );
+}
+
+/** A number, with what is being typed left as it is; once the field is left, it shows the value that is in force. */
+function NumberField({ value, onInput, ...input }) {
+  const [typed, setTyped] = useState(null);
+  return (
+    <input {...input} type="number" value={typed ?? String(value)}
+      onInput={(e) => { setTyped(e.target.value); onInput(e); }} onBlur={() => setTyped(null)} />
   );
 }

@@ -17,17 +17,19 @@ function rateOf(name, newest) {
   return { grown, per: newest.t - oldest.t };
 }
 
-const nothing = (t) => ({ t, k: null, running: null, waiting: null, speed: null, first: null, token: null, kv: null });
+const nothing = (t) => ({ t, gateway: null, k: null, running: null, waiting: null, speed: null, first: null, token: null, kv: null });
 
 function sampleOf(now, t) {
-  const sample = nothing(t);
+  const { gateway } = now;
   if (!now.counters) {
     last = [];
-    return sample;
+    return { ...nothing(t), gateway };
   }
-  const newest = { t, counters: now.counters };
-  const reset = last.length && newest.counters.output_tokens < last.at(-1).counters.output_tokens;
-  if (reset) last = []; // it is another engine's
+  const newest = { t, gateway, counters: now.counters };
+  const before = last.at(-1);
+  if (before && (gateway !== before.gateway || newest.counters.output_tokens < before.counters.output_tokens)) {
+    last = []; // it is another gateway's, or another engine's
+  }
   const tokens = rateOf("output_tokens", newest);
   const firsts = rateOf("first_tokens", newest);
   const firstSeconds = rateOf("first_token_s", newest);
@@ -36,6 +38,7 @@ function sampleOf(now, t) {
   const later = tokens.grown - firsts.grown;
   return {
     t,
+    gateway,
     k: now.speculation?.batch_k ?? (now.drafts ? null : 0),
     running: now.counters.running,
     waiting: now.counters.waiting + now.gate_waiting,
@@ -44,6 +47,14 @@ function sampleOf(now, t) {
     token: later > 0 ? (1000 * decode.grown) / later : null,
     kv: 100 * now.kv_usage,
   };
+}
+
+/** Whether a load balancer shares these samples out: the gateway of an earlier one has come back after another's. One
+    that is started again is another too, but the one before it does not come back. */
+export function severalGateways(samples) {
+  const answered = samples.map(({ gateway }) => gateway).filter((gateway) => gateway !== null);
+  const changes = answered.filter((gateway, i) => i > 0 && gateway !== answered[i - 1]).length;
+  return changes > 0 && changes >= new Set(answered).size;
 }
 
 async function poll() {

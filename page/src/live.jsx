@@ -1,7 +1,7 @@
-import { useEffect, useState } from "preact/hooks";
+import { useState } from "preact/hooks";
 import { request } from "./api.js";
 import { Chart } from "./chart.jsx";
-import { figures, refresh } from "./figures.js";
+import { figures, refresh, severalGateways } from "./figures.js";
 import { count, milliseconds, percent, plural, rate, ratio } from "./format.js";
 import { useStore } from "./store.js";
 
@@ -12,14 +12,20 @@ const OBJECTIVES = {
   fixed: "A fixed K",
   off: "No drafts",
 };
+let lastTpot = 0.05; // seconds a token: the last that the policy kept to, or a first proposal
 
 export function Live() {
-  const { now, problem } = useStore(figures);
+  const { now, problem, samples } = useStore(figures);
   const policy = now?.speculation;
   return (
     <section class="live" aria-labelledby="live-title">
       <h2 id="live-title">Live</h2>
       {problem && <p class="problem">{problem.status ? problem.message : "The gateway cannot be reached. This page tries again every second."}</p>}
+      {severalGateways(samples) && (
+        <p class="problem">
+          Several gateways answer: open one of them. These figures are of one and another in turn, and a change reaches one alone.
+        </p>
+      )}
       <dl class="tiles">
         <div><dt>Speed-up, last minute</dt><dd>{ratio(policy?.speedup?.["1m"])}</dd></div>
         <div><dt>Draft tokens a step, K</dt><dd data-figure="k">{policy ? policy.batch_k : "–"}</dd></div>
@@ -113,50 +119,59 @@ function Generations({ head }) {
 
 function Steering({ policy, admin }) {
   const [problem, setProblem] = useState("");
-  const [k, setK] = useState(policy.k);
-  const [target, setTarget] = useState(50);
-  const [sending, setSending] = useState(false);
-  useEffect(() => { if (policy.objective === "fixed" && !sending) setK(policy.k); }, [policy.objective, policy.k]);
+  lastTpot = policy.tpot_s ?? lastTpot;
   const change = async (changes) => {
-    setSending(true);
     try {
       await request("/v1/speculation", { method: "PATCH", body: changes });
       setProblem("");
       await refresh();
     } catch (error) {
       setProblem(error.message);
-    } finally {
-      setSending(false);
     }
   };
   const choose = (objective) => change({
     objective,
-    ...(objective === "fixed" ? { k } : {}),
-    ...(objective === "latency" ? { tpot_s: target / 1000 } : {}),
+    ...(objective === "fixed" ? { k: policy.k } : {}),
+    ...(objective === "latency" ? { tpot_s: lastTpot } : {}),
   });
   return (
     <fieldset class="steering" disabled={!admin}>
       <legend>What K is chosen for</legend>
       <div class="choices">
         {Object.entries(OBJECTIVES).map(([name, title]) => (
-          <label key={name}><input type="radio" name="objective" value={name} checked={policy.objective === name} onChange={() => choose(name)} /><span>{title}</span></label>
+          <button key={name} type="button" aria-pressed={policy.objective === name} onClick={() => choose(name)}>{title}</button>
         ))}
       </div>
       {policy.objective === "fixed" && (
-        <label class="slider">K = <output>{k}</output>
-          <input type="range" min="0" max={policy.k_max} step="1" value={k} aria-label="K"
-            onInput={(e) => setK(Number(e.target.value))} onChange={(e) => change({ objective: "fixed", k: Number(e.target.value) })} />
-        </label>
+        <Setting title="K" type="range" min="0" max={policy.k_max} step="1" value={policy.k} onApply={(k) => change({ objective: "fixed", k })} />
       )}
       {policy.objective === "latency" && (
-        <label class="slider">Milliseconds a token
-          <input type="number" min="0.001" max="3600000" step="any" value={policy.tpot_s ? +(policy.tpot_s * 1000).toPrecision(6) : target}
-            onChange={(e) => { const ms = Number(e.target.value); if (ms > 0) { setTarget(ms); change({ objective: "latency", tpot_s: ms / 1000 }); } }} />
-        </label>
+        <Setting title="Milliseconds a token" type="number" min="0.001" max="3600000" step="any" required
+          value={+(policy.tpot_s * 1000).toPrecision(6)} onApply={(ms) => change({ objective: "latency", tpot_s: ms / 1000 })} />
       )}
       {policy.why && <p class="soft why">{policy.why}</p>}
       {!admin && <p class="soft">Only an admin’s key may change this.</p>}
       {problem && <p class="problem" role="alert">{problem}</p>}
     </fieldset>
+  );
+}
+
+/** A figure that the policy keeps to. What is entered takes effect when it is applied, whether keys or a pointer
+    entered it; until then, and again after it, the policy's own figure is shown. */
+function Setting({ title, value, onApply, ...input }) {
+  const [entered, setEntered] = useState(null);
+  const shown = entered ?? String(value);
+  const apply = async (event) => {
+    event.preventDefault();
+    if (entered !== null) await onApply(Number(entered));
+    setEntered(null);
+  };
+  return (
+    <form class="setting" onSubmit={apply}>
+      <label>{title}{input.type === "range" && <> = <output>{shown}</output></>}
+        <input {...input} aria-label={title} value={shown} onInput={(e) => setEntered(e.target.value)} />
+      </label>
+      <button type="submit" class={entered === null ? "" : "primary"}>Apply</button>
+    </form>
   );
 }

@@ -7,7 +7,8 @@ import { describe, TokenText } from "./tokens.js";
 
 const FRAME_MS = 40;
 
-/** Calls `draw` when the answer has changed, at most 25 times a second and less if it takes long. */
+/** Calls `draw` when the answer has changed, at most 25 times a second and less if it takes long,
+    and at once when it has ended: its text is there when its figures are. */
 export function useDrawn(answer, draw, dependencies) {
   useLayoutEffect(() => {
     let timer = null;
@@ -19,9 +20,16 @@ export function useDrawn(answer, draw, dependencies) {
       pause = Math.max(FRAME_MS, 6 * (performance.now() - began));
     };
     now();
-    const stop = answer.changed.subscribe(() => (timer ??= setTimeout(now, pause)));
+    const stops = [
+      answer.changed.subscribe(() => (timer ??= setTimeout(now, pause))),
+      answer.status.subscribe((status) => {
+        if (status === "streaming") return;
+        clearTimeout(timer);
+        now();
+      }),
+    ];
     return () => {
-      stop();
+      stops.forEach((stop) => stop());
       clearTimeout(timer);
       if (timer !== null) draw();
     };

@@ -46,9 +46,12 @@ export function Race() {
     if (entry.plain.status.value !== "done") return setState("failed");
     setState("drafted");
     await entry.drafted.run("/v1/chat/completions", body({ tokens }), abort.signal);
+    const policy = figures.value.now?.speculation;
+    entry.why = policy?.batch_k === 0 ? policy.why : null;
     return setState(entry.drafted.status.value === "done" ? "over" : "failed");
   };
   const busy = state === "plain" || state === "drafted";
+  useEffect(() => { if (busy && now?.counters?.running > 1) setOthers(true); }, [busy, now]);
 
   return (
     <section class="race" aria-labelledby="race-title" onKeyDown={(e) => e.key === "Escape" && running.current?.abort()}>
@@ -122,7 +125,7 @@ function Lane({ title, answer, replay, busy, pace }) {
     return replay.subscribe((ms) => {
       const arrived = answer.arrivals.findLast(([t]) => t <= ms) ?? [0, 0, 0];
       view.current.show(answer.tokens, answer.whole.slice(0, arrived[1]), arrived[2]);
-      setShare(arrived[2] / TOKENS);
+      setShare(arrived[1] / (answer.whole.length || 1));
       root.current.scrollTop = root.current.scrollHeight;
     });
   }, [replay]);
@@ -144,7 +147,7 @@ function Lane({ title, answer, replay, busy, pace }) {
   );
 }
 
-function Verdict({ race: { plain, drafted }, state, others }) {
+function Verdict({ race: { plain, drafted, why }, state, others }) {
   if (state !== "over") {
     const words = { plain: "Running without drafts…", drafted: "Running with drafts…", failed: "The race was not finished." };
     return <p class="verdict soft" role="status">{words[state] ?? ""}</p>;
@@ -153,10 +156,13 @@ function Verdict({ race: { plain, drafted }, state, others }) {
   let same = 0;
   while (same < one.length && one[same] === other[same]) same++;
   const measured = plain.speed !== null && drafted.speed !== null;
+  const undrafted = drafted.tokens.length > 0 && drafted.proposed === 0;
   return (
     <div class="verdict" role="status">
-      <p><strong class="big" data-figure="ratio">{ratio(measured ? drafted.speed / plain.speed : null)}</strong> the tokens a second with drafts,
-        {" "}{milliseconds(drafted.totalMs)} instead of {milliseconds(plain.totalMs)}.</p>
+      {undrafted
+        ? <p><strong class="big">Nothing was drafted.</strong>{why && ` The policy says “${why}”.`}</p>
+        : <p><strong class="big" data-figure="ratio">{ratio(measured ? drafted.speed / plain.speed : null)}</strong> the tokens a second with drafts,
+          {" "}{milliseconds(drafted.totalMs)} instead of {milliseconds(plain.totalMs)}.</p>}
       <p>{one === other
         ? "Both texts are identical, character by character."
         : `The texts part after ${same} characters: at equal probabilities, rounding may decide differently.`}</p>

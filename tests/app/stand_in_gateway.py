@@ -24,7 +24,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from app.engine import supervisor
+from app.engine import launched_engine, supervisor
 from app.engine.configuration.runner import StartPath
 from app.engine.launch import block_terminal_signals
 from app.engine.supervisor import Engine, Phase
@@ -136,7 +136,7 @@ class StandInEngine(Engine):
 
 if __name__ == "__main__":
     PORT, STAGE, DRAIN_S = sys.argv[1:]
-    supervisor.prepare, supervisor.launch = prepare, launch
+    supervisor.prepare, launched_engine.launch = prepare, launch
     run.Engine = StandInEngine  # type: ignore[misc]
     options = {"port": PORT, "drain_timeout_s": DRAIN_S, "max_restarts": "0"}
     try:

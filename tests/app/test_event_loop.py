@@ -174,6 +174,7 @@ def nested(depth: int) -> Any:
 
 
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+INPUT_TOKENS = "/v1/responses/input_tokens"
 MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 TOOL = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(90)}}
 EMOJI = "\N{GRINNING FACE}"  # which json.dumps writes as two escapes
@@ -253,6 +254,10 @@ def worst(limits: BodyLimits) -> Iterator[tuple[str, str, Body]]:
         yield RESPONSES, f"earlier turns, {response}", {
             "model": MODEL, "input": "a", "previous_response_id": response,
         }  # fmt: skip
+    yield INPUT_TOKENS, "parts", {"model": MODEL, "input": [{**user(items), "type": "message"}]}
+    yield INPUT_TOKENS, "earlier turns", {
+        "model": MODEL, "input": "a", "previous_response_id": RESPONSE,
+    }  # fmt: skip
     yield MESSAGES, "parts", chat(user(parts), max_tokens=1)
     yield MESSAGES, "messages", chat(*[user("a")] * bounds.max_messages, max_tokens=1)
     yield COUNT, "parts", chat(user(parts))

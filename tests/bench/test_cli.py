@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
+import re
+import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +15,7 @@ from bench import cli
 from bench.errors import reports_errors
 
 BENCH = Path(cli.__file__).parent
+DOCS = BENCH.parent / "docs"
 NOWHERE = "http://127.0.0.1:9"
 SIMULATE = "bench.simulate.replay_tables"  # `aerie simulate`
 
@@ -57,6 +62,38 @@ def test_the_list_has_a_line_for_each_command(capsys: pytest.CaptureFixture[str]
     assert told.out == "" and told.err.splitlines()[-1] == "aerie bench: no command 'no-such'"
 
 
+class Parsed(BaseException):
+    """A command's options were parsed: the command ends here."""
+
+
+def documented() -> list[tuple[str, str]]:
+    """(page, command) of each `aerie bench` command in a code block, as a shell joins its lines."""
+    found = []
+    for page in sorted(DOCS.glob("*.md")):
+        text = page.read_text("utf-8")
+        for match in re.finditer(r"^( {4,})(aerie bench .*(?:(?<=\\)\n.*)*)", text, re.MULTILINE):
+            lines = [line.removeprefix(match[1]) for line in match[2].split("\n")]
+            found.append((page.name, "\n".join(lines).replace("\\\n", "")))
+    return found
+
+
+@pytest.mark.parametrize(("page", "command"), documented())
+def test_commands_of_the_docs_are_parsed(
+    page: str, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches: a list that a backslash and an indented line divide into two words."""
+    parse = argparse.ArgumentParser.parse_args
+
+    def parse_and_end(*given: Any) -> None:
+        parse(*given)
+        raise Parsed
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_and_end)
+    words = shlex.split(command.partition(" > ")[0], comments=True)
+    with pytest.raises(Parsed):
+        cli.main(words[2:])
+
+
 @pytest.mark.parametrize(
     "command",
     [
@@ -91,6 +128,12 @@ def test_what_is_wrong_outside_is_one_line(
     told = [line for line in capsys.readouterr().err.splitlines() if line]
     assert told[-1].startswith("aerie bench: ")
     assert not any("Traceback" in line for line in told)
+
+
+def test_a_number_of_users_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["sweep", "--concurrency", "1,0"])
+    assert "--concurrency: must be at least 1, not 0" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import os
 import re
 import shutil
@@ -23,12 +24,20 @@ yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
 from prometheus_client import Counter, Gauge, Histogram  # noqa: E402 - after the skip
 
 from app.observability import metrics  # noqa: E402
-from app.settings import REPOSITORY, load, section_of, sections  # noqa: E402
+from app.settings import (  # noqa: E402
+    REPOSITORY,
+    load,
+    of_preset,
+    preset_names,
+    section_of,
+    sections,
+)
 
 CHART = REPOSITORY / "deploy" / "helm" / "aerie"
 HERE = Path(__file__).parent / "charts"
 CASES = ("default", "gpu", "hpa")
 HELM = os.environ.get("HELM") or shutil.which("helm")
+PRESETS_SEQUENCES = 128
 WRITE_GOLDEN = "AERIE_WRITE_GOLDEN" in os.environ
 KUBERNETES = "1.33"
 needs_helm = pytest.mark.skipif(HELM is None, reason="there is no helm (PATH, or $HELM)")
@@ -111,6 +120,11 @@ def test_lint() -> None:
         (["--set", "keys.text=a", "--set", "keys.existingSecret=b"], "not both"),
         (["--set", "autoscaling.minReplicas=9"], "more than maxReplicas"),
         (["--set-json", "autoscaling.speedup=1.5"], "only kind keda"),
+        (["--set", "service.sessionAffinity=Cookie"], "sessionAffinity"),
+        (
+            ["--set", "serviceMonitor.enabled=true,keys.text=a,config.admission.public_paths=/x"],
+            "serviceMonitor.apiKey",
+        ),
         (["--set", "config.server.port=1"], "the chart sets it"),
         (["--set", "config.learning.learn=/var/cache/aerie/learn"], "strategy.type Recreate"),
         (
@@ -168,6 +182,17 @@ def test_names_can_be_others() -> None:
     assert deployment["metadata"]["name"] == of_kind(documents, "Service")["metadata"]["name"]
     assert deployment["metadata"]["name"] == "chat"
     assert deployment["spec"]["selector"]["matchLabels"]["app.kubernetes.io/name"] == "llm"
+
+
+@needs_helm
+@pytest.mark.parametrize(
+    ("values", "several"),
+    [("replicas=1", False), ("replicas=2", True), ("autoscaling.kind=hpa", True)],
+)
+def test_the_notes_say_that_pods_do_not_share_kept_responses(values: str, several: bool) -> None:
+    done = helm("install", "aerie", str(CHART), "--dry-run=client", *IMAGE, "--set", values)
+    assert done.returncode == 0, done.stderr
+    assert ("previous_response_id" in done.stdout) is several
 
 
 @needs_helm
@@ -400,6 +425,64 @@ def test_autoscalers_name_what_they_scale() -> None:
     assert hpa["scaleTargetRef"]["name"] == of_kind(kept("hpa"), "Deployment")["metadata"]["name"]
 
 
+@pytest.mark.parametrize(("case", "sequences"), [("gpu", 64), ("hpa", PRESETS_SEQUENCES)])
+def test_busy_pods_are_kept_though_nothing_waits(case: str, sequences: int) -> None:
+    """Of 9/8 of these sequences, which the gateway admits, 70%. By what waits alone, full pods that
+    keep up were taken away down to the fewest."""
+    if case == "gpu":
+        triggers = of_kind(kept(case), "ScaledObject")["spec"]["triggers"]
+        (running,) = [
+            float(trigger["metadata"]["threshold"])
+            for trigger in triggers
+            if "aerie_gate_running" in trigger["metadata"]["query"]
+        ]
+    else:
+        metrics_of_pods = of_kind(kept(case), "HorizontalPodAutoscaler")["spec"]["metrics"]
+        (running,) = [
+            float(metric["pods"]["target"]["averageValue"])
+            for metric in metrics_of_pods
+            if metric["pods"]["metric"]["name"] == "aerie_gate_running"
+        ]
+    assert running == math.ceil(sequences * 9 / 8 * 0.7)
+
+
+def test_presets_run_as_many_sequences_as_autoscalers_take_for_granted() -> None:
+    """Where the values do not say how many. The preset `embedded` is for tests."""
+    names = set(preset_names()) - {"embedded"}
+    assert {of_preset(name).engine.max_num_seqs for name in names} == {PRESETS_SEQUENCES}
+
+
+def test_an_ingress_leads_to_all_but_the_metrics() -> None:
+    from app.main import create_app
+    from tests.app.http.fake_operation import FakeEngine
+
+    (rule,) = of_kind(kept("gpu"), "Ingress")["spec"]["rules"]
+    paths = [(path["path"], path["pathType"]) for path in rule["http"]["paths"]]
+
+    def leads_to(path: str) -> bool:
+        return any(
+            path == outside or (kind == "Prefix" and path.startswith(f"{outside}/"))
+            for outside, kind in paths
+        )
+
+    settings = load({}, {}, preset="embedded")
+    routes = {route.path for route in create_app(settings, FakeEngine(settings)).routes}  # type: ignore[attr-defined]
+    assert {path for path in routes if not leads_to(path)} == {"/metrics"}
+
+
+def test_prometheus_has_a_key_where_the_metrics_are_not_public(tmp_path: Path) -> None:
+    public = load({}, environ_of("gpu", tmp_path)).admission.public_paths
+    assert "/metrics" not in public
+    (endpoint,) = of_kind(kept("gpu"), "ServiceMonitor")["spec"]["endpoints"]
+    secret = {"name": "prometheus-key", "key": "key"}
+    assert endpoint["authorization"] == {"credentials": secret}
+
+
+@pytest.mark.parametrize(("case", "affinity"), [("default", None), ("hpa", "ClientIP")])
+def test_a_service_sends_an_address_to_one_pod_if_asked(case: str, affinity: str | None) -> None:
+    assert of_kind(kept(case), "Service")["spec"].get("sessionAffinity") == affinity
+
+
 def test_selectors_match() -> None:
     documents = kept("gpu")
     labels = of_kind(documents, "Deployment")["spec"]["template"]["metadata"]["labels"]
@@ -418,17 +501,20 @@ def _series(name: str, pod: str, values: str, **labels: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("running", "plain", "waiting", "speedup"),
+    ("running", "plain", "answers"),
     [
         # Two pods, 1.2 times as fast as without drafts, 1.5 wanted: 1.25 times the pods.
-        ("20", "1.2", 7, 1.25),
-        ("20", "3", 7, 0.5),
-        ("2", "1.2", 7, 0),  # not busy
-        (None, None, 0, 0),  # no pod says anything
+        ("20", "1.2", (7, 40, 1.25)),
+        ("20", "3", (7, 40, 0.5)),
+        ("2", "1.2", (7, 4, 0)),  # not busy
+        (None, None, (None, None, 0)),  # no pod says anything
     ],
 )
 def test_what_keda_asks_has_these_answers(
-    tmp_path: Path, running: str | None, plain: str | None, waiting: float, speedup: float
+    tmp_path: Path,
+    running: str | None,
+    plain: str | None,
+    answers: tuple[float | None, float | None, float],
 ) -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
@@ -442,6 +528,7 @@ def test_what_keda_asks_has_these_answers(
     for pod_name in ("a", "b") if running is not None else ():
         series += [
             _series("aerie_gate_waiting", pod_name, "3x40"),
+            _series("aerie_gate_running", pod_name, f"{running}x40"),
             _series("vllm:num_requests_waiting", pod_name, "0.5x40", engine="0"),
             _series("vllm:num_requests_running", pod_name, f"{running}x40", engine="0"),
             _series("aerie_decode_seconds_total", pod_name, "0+15x40"),
@@ -451,8 +538,8 @@ def test_what_keda_asks_has_these_answers(
                 f"0+{15 * float(plain or 0):g}x40",
             ),
         ]
-    series.append(_series("aerie_gate_waiting", "c", "99x40", service="another"))
-    expected = [(0, waiting), (1, speedup)] if running is not None else [(1, speedup)]
+    for name in ("aerie_gate_waiting", "aerie_gate_running"):
+        series.append(_series(name, "c", "99x40", service="another"))
     document = {
         "rule_files": ["rules.yml"],
         "evaluation_interval": "15s",
@@ -466,7 +553,8 @@ def test_what_keda_asks_has_these_answers(
                         "eval_time": "9m",
                         "exp_samples": [{"labels": "{}", "value": value}],
                     }
-                    for number, value in expected
+                    for number, value in enumerate(answers)
+                    if value is not None
                 ],
             }
         ],

@@ -44,13 +44,15 @@ def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 class Updating:
-    """moto has no update_endpoint: this one points the endpoint to the other configuration. It
-    refuses a second model or configuration of a name, which moto takes."""
+    """moto has no update_endpoint: this one points the endpoint to the other configuration, and
+    keeps what it was told of variants. It refuses a second model or configuration of a name, which
+    moto takes."""
 
     rolls_back = False
 
     def __init__(self, client: Any) -> None:
         self._client = client
+        self.variants: list[dict[str, Any]] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._client, name)
@@ -68,11 +70,14 @@ class Updating:
             raise _refused("CreateEndpointConfig", message)
         self._client.create_endpoint_config(**given)
 
-    def update_endpoint(self, **names: str) -> None:
+    def update_endpoint(self, EndpointName: str, EndpointConfigName: str, **variants: Any) -> None:
+        self.variants.append(variants)
         if self.rolls_back:
             return
-        self._client.delete_endpoint(EndpointName=names["EndpointName"])
-        self._client.create_endpoint(**names)
+        self._client.delete_endpoint(EndpointName=EndpointName)
+        self._client.create_endpoint(
+            EndpointName=EndpointName, EndpointConfigName=EndpointConfigName
+        )
 
 
 def _refused(operation: str, message: str) -> ClientError:
@@ -147,6 +152,20 @@ def test_what_serves_after_a_rollback_is_kept(endpoint: Endpoint, session: Any) 
     endpoint.deploy(other)
     second = f"{NAME}-{other.mark()}"
     assert names(client) == ([second], [second], [NAME])
+
+
+def test_an_update_keeps_the_instances_that_scaling_added(endpoint: Endpoint) -> None:
+    """It went back to `instances`, in the middle of a load that needs more, unless told to keep
+    what is there. Another `instances` is meant."""
+    endpoint.deploy(DESIRED)
+    other = DesiredEndpoint(**{**vars(DESIRED), "environment": {"SM_VLLM_MAX_MODEL_LEN": "8192"}})
+    endpoint.deploy(other)
+    endpoint.deploy(DesiredEndpoint(**{**vars(other), "instances": 3}))
+    count = {"VariantPropertyType": "DesiredInstanceCount"}
+    assert endpoint.client.variants == [
+        {"RetainAllVariantProperties": True, "ExcludeRetainedVariantProperties": []},
+        {"RetainAllVariantProperties": True, "ExcludeRetainedVariantProperties": [count]},
+    ]
 
 
 class Described:

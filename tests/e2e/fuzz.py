@@ -53,6 +53,9 @@ GOOD: dict[str, list[JSON]] = {
         {"model": MODEL, "input": "hi", "max_output_tokens": 16},
         {"model": MODEL, "input": [USER], "max_output_tokens": 16, "instructions": "Be brief."},
     ],
+    "/v1/responses/input_tokens": [
+        {"model": MODEL, "input": [USER], "instructions": "Be brief.", "tools": [], "truncation": "auto"},
+    ],
     "/v1/messages": [
         {"model": MODEL, "messages": [USER], "max_tokens": 4, "system": "Be brief."},
         {

@@ -16,7 +16,9 @@ from drafters.model.config import Method
 GIB = 1024**3
 # Most sequences of a server that drafts, unless its operator names a number: each has K + 1 rows of
 # logits, and vLLM's profile of memory counts one (gpu/model_runner.py, profile_run). At K = 7 and
-# 150,000 tokens of vocabulary 256 sequences are 1.1 GiB of float32; 1,024 would be 4.6 GiB.
+# 150,000 tokens of vocabulary those of 256 sequences are 0.6 GiB of bfloat16, of 1,024 they would
+# be 2.3 GiB. On V2 the copy in float32 takes 1 GiB at most (rejection_sampler.py, MAX_CHUNK_BYTES);
+# on V1 it is whole, 1.1 or 4.6 GiB.
 DRAFTING_SEQUENCES = 256
 SIZES, LARGEST = "cudagraph_capture_sizes", "max_cudagraph_capture_size"
 # Seconds and MiB of a graph for each layer that it records: allowances from published logs. Whole
@@ -81,10 +83,18 @@ def step_shape(
     default = factor * (min(gpu.sequences, DRAFTING_SEQUENCES) if k else gpu.sequences)
     sequences = given.get("max_num_seqs") or default
     slots = 2 * k - 1 if method == "p-eagle" and k else k
-    tokens = given.get("max_num_batched_tokens") or factor * gpu.tokens + sequences * slots
+    room = factor * gpu.tokens
+    if has_whole_prompts(given):
+        room = max(room, given.get("max_model_len") or 0)
+    tokens = given.get("max_num_batched_tokens") or room + sequences * slots
     ours = k and not _sizes_are_given(given)
     sizes = capture_sizes(captured_ks(k), sequences, tokens) if ours else []
     return StepShape(sequences, tokens, sizes)
+
+
+def has_whole_prompts(given: Mapping[str, Any]) -> bool:
+    """Whether a step reads prompts whole: it must then have room for the longest one."""
+    return given.get("enable_chunked_prefill") is False
 
 
 def estimate_graphs(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from app.engine.configuration.capacity import SIZES as CAPTURE_SIZES
-from app.engine.configuration.capacity import ServerDefaults, step_shape
+from app.engine.configuration.capacity import ServerDefaults, has_whole_prompts, step_shape
 from app.engine.configuration.cpu import CpuMachine
 from app.settings import Settings
 from drafters.config import (
@@ -95,7 +95,10 @@ def engine_options(
     if gpu is not None and settings.speculates:
         k = settings.speculation.head_k or settings.speculation.lookup_k
         shape = step_shape(options, gpu, k, method if settings.has_head else None)
-        options |= {"max_num_seqs": shape.sequences, "max_num_batched_tokens": shape.tokens}
+        options["max_num_seqs"] = shape.sequences
+        # vLLM, which knows the model's length, makes room for prompts that are read whole.
+        if not has_whole_prompts(options) or (options.get("max_model_len") or 0) > 0:
+            options["max_num_batched_tokens"] = shape.tokens
         if shape.sizes:
             options[CAPTURE_SIZES] = shape.sizes
     options["structured_outputs_config"] = with_one_backend(

@@ -106,13 +106,16 @@ class StartPlan:
             return StartPath.V1  # nothing failed: that runner is the one for this configuration
         if self.strict or blame is Blame.TARGET:
             return None
+        if not self.has_head:
+            # V1 with compilation is for what V2 refuses; other failures leave the drafts out first.
+            rest = tuple(path for path in rest if path is not StartPath.V1)
+            return rest[0] if rest else None
         if blame is not Blame.UNSUPPORTED and StartPath.V1_EAGER in rest:
             # What broke may be compilation or a graph's capture: do without both.
             rest = tuple(path for path in rest if path is not StartPath.V1)
         if blame is Blame.HEAD:
             rest = tuple(path for path in rest if path is StartPath.NO_DRAFTS)
-        refused = blame is Blame.UNSUPPORTED and self.has_head
-        if blame is Blame.RUNNER or refused:
+        if blame in (Blame.RUNNER, Blame.UNSUPPORTED):
             rest = tuple(path for path in rest if path is not StartPath.NO_DRAFTS)
         return rest[0] if rest else None
 
@@ -122,7 +125,8 @@ def start_plan(settings: Settings, *, on_cpu: bool, wish: bool | None) -> StartP
 
     On a GPU V2 comes first, then V1 without compilation, then no drafts; V1 with compilation is for
     what V2 says it cannot run. On a CPU V1 is the only one, and without a head no drafts come next.
-    `wish` puts the runner that it names first.
+    On a GPU without a head no drafts come before V1 without compilation, which is slower than they
+    are: it is for a machine on which nothing compiles. `wish` puts the runner that it names first.
     """
     v2, v1, eager, no_drafts = StartPath
     if not settings.speculates:
@@ -131,7 +135,8 @@ def start_plan(settings: Settings, *, on_cpu: bool, wish: bool | None) -> StartP
         paths = (v1,) if settings.has_head else (v1, no_drafts)
         paths = (v2, v1, no_drafts) if wish else paths
     else:
-        paths = (v1, eager, no_drafts) if wish is False else (v2, v1, eager, no_drafts)
+        last = (eager, no_drafts) if settings.has_head else (no_drafts, eager)
+        paths = (v1, *last) if wish is False else (v2, v1, *last)
     return StartPlan(
         paths,
         wished=wish is not None,

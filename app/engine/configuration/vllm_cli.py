@@ -33,6 +33,11 @@ def parse(tokens: Sequence[str]) -> dict[str, Any]:
                 raise SettingsError(name, f"no such option here or in vLLM {VLLM_VERSION}")
             return namespace, []
 
+        def load_config_file(self, file_path: str) -> list[str]:
+            with open(file_path, encoding="utf-8") as file:
+                _check_options(yaml.safe_load(file))
+            return super().load_config_file(file_path)  # type: ignore[no-any-return]
+
         def error(self, message: str) -> NoReturn:
             raise ArgumentError(None, message)
 
@@ -43,10 +48,22 @@ def parse(tokens: Sequence[str]) -> dict[str, Any]:
         names = (error.argument_name or "").split("/")
         option = next((name for name in names if name.startswith("--")), "options")
         raise SettingsError(option, error.message) from None
-    except (OSError, yaml.YAMLError, AttributeError) as error:
+    except (OSError, yaml.YAMLError) as error:
         raise SettingsError("--config", f"vLLM cannot read it: {error}") from None
     except (ValueError, IndexError, AssertionError) as error:
         raise SettingsError("options", f"vLLM cannot read them: {error}") from None
+
+
+def _check_options(document: Any) -> None:
+    """Raise SettingsError for a YAML document that is no mapping of options, where vLLM's parser
+    raises whatever Python says of it."""
+    if not isinstance(document, dict):
+        what = "is empty" if document is None else "holds no options"
+        problem = f"the file {what}: it must hold vLLM's options, such as 'port: 8000'"
+        raise SettingsError("--config", problem)
+    for name in document:
+        if not isinstance(name, str):
+            raise SettingsError("--config", f"the file holds {name!r}, which is no option's name")
 
 
 def options() -> dict[str, Action]:

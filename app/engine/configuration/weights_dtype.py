@@ -19,7 +19,12 @@ logger = logging.getLogger(__name__)
 
 ROWS = (1, 2, 4, 6, 8, 12)
 FLOAT32_SHARE = 0.5  # of free memory: the KV cache, the head and the processes need the rest
-NARROW = ("bfloat16", "float16")
+# Types of two bytes, and the features of an x86 processor that compute in them or convert them.
+# With none of these, each weight is converted to float32 for each product.
+NARROW = {
+    "bfloat16": ("avx512_bf16", "amx_bf16", "avx10_2", "avx_ne_convert"),
+    "float16": ("avx512_fp16", "amx_fp16", "avx10_2", "avx_ne_convert"),
+}
 
 # The choices of this process, by what an operator or a checkpoint decides.
 _choices: dict[tuple[str, ...], str | None] = {}
@@ -28,12 +33,27 @@ _choices: dict[tuple[str, ...], str | None] = {}
 Race = Callable[[Sequence[int], str], Sequence[tuple[float, float]]]
 
 
-def weights_dtype(options: Mapping[str, Any], free_memory: int, race: Race) -> str | None:
+def computes_in(narrow: str) -> bool:
+    """Whether this processor may compute in `narrow`: not an x86 one that lists no such feature.
+    One that lists them may still be slow in it (a virtual machine may hide AMX)."""
+    import torch
+
+    features = torch.cpu.get_capabilities()
+    return features["architecture"] != "x86_64" or any(map(features.get, NARROW[narrow]))
+
+
+def weights_dtype(
+    options: Mapping[str, Any],
+    free_memory: int,
+    race: Race,
+    computes: Callable[[str], bool] = computes_in,
+) -> str | None:
     """The value of vLLM's `dtype` for its engine arguments `options`; None leaves it to vLLM.
 
     It is left to vLLM where the operator named a type, where the weights are quantised (their
     kernels have types of their own), where the checkpoint is not on this machine yet, and where
-    float32 weights would take more than half of `free_memory` (bytes). `race` measures products.
+    float32 weights would take more than half of `free_memory` (bytes). It is float32 where the
+    processor does not compute in the other type, as `computes` says; else `race` measures products.
     """
     folder = _folder(options["model"], options.get("revision"))
     if options["dtype"] != "auto" or options.get("quantization") is not None or folder is None:
@@ -48,6 +68,9 @@ def weights_dtype(options: Mapping[str, Any], free_memory: int, race: Race) -> s
     if not size or in_float32 > FLOAT32_SHARE * free_memory:
         return None
     narrow = stored if stored in NARROW else "bfloat16"
+    if not computes(narrow):
+        logger.info("weights in float32: this processor does not compute in %s", narrow)
+        return "float32"
     times = race(ROWS, narrow)
     # Not their sum: a number of rows whose products all waited for a core would decide alone.
     chosen = narrow if median(narrowed / full for narrowed, full in times) < 1.0 else "float32"

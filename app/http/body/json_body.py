@@ -13,7 +13,7 @@ from fastapi import Request
 from app.errors import ApiError
 from app.http.body.content_encoding import Decoder, decoder_for
 from app.http.body.limits import BodyLimits
-from app.json_structure import exceeded
+from app.json_structure import INTEGERS, exceeded
 from app.offload import run_sized
 
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
@@ -27,7 +27,6 @@ _SCHEMA = re.compile(
 )
 _SCHEMA_NAMES = ("parameters", "input_schema", "schema", "json")
 _SCHEMA_DEPTH = 6  # at most: tools[0].tools[0].function.parameters
-_INTEGERS = range(-(2**63), 2**63)
 # Maps every digit to 0: where there are 19 in a row, an integer may not fit into 64 bits.
 _DIGITS_ALIKE = bytes.maketrans(b"123456789", b"0" * 9)
 _LONG_NUMBER = b"0" * 19
@@ -130,7 +129,7 @@ def _refuse_unusable(payload: dict[str, Any]) -> None:
                 if _SURROGATE.search(value):
                     problem = "it holds half of a surrogate pair, which is no character"
             elif isinstance(value, int):
-                if value not in _INTEGERS and not in_schema:
+                if value not in INTEGERS and not in_schema:
                     problem = "the integer does not fit into 64 bits"
             elif isinstance(value, list):
                 deeper.extend(((path, index), item, in_schema) for index, item in enumerate(value))

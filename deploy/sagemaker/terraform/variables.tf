@@ -19,7 +19,7 @@ variable "instance_type" {
 }
 
 variable "instances" {
-  description = "Instances, or the fewest of them while scaling is on."
+  description = "Instances, or the fewest of them while scaling is on. Each update goes back to it."
   type        = number
   default     = 1
 }

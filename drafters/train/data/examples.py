@@ -87,7 +87,7 @@ def encode(
             raise ValueError(_at(example, "the tokenizer has no chat template for `messages`"))
         try:
             text = tokenizer.apply_chat_template(
-                list(example.messages),
+                _with_known_roles(example, tokenizer),
                 tools=example.tools,
                 add_generation_prompt=True,
                 tokenize=False,
@@ -131,6 +131,25 @@ def encode_examples(
         else:
             prompts.append(ids)
     return prompts, too_long
+
+
+def _with_known_roles(example: Example, tokenizer: Any) -> list[dict]:
+    """The messages as a server gives them to a template that does not name developers: theirs are
+    the system's, of which one at the beginning has all texts (vllm/renderers/hf.py,
+    safe_apply_chat_template)."""
+    messages = list(example.messages or ())
+    if not any(message["role"] == "developer" for message in messages):
+        return messages
+    template = tokenizer.get_chat_template(tools=example.tools)
+    if '"developer"' in template or "'developer'" in template:
+        return messages
+    texts, others = list[str](), list[dict]()
+    for message in messages:
+        if message["role"] not in ("developer", "system"):
+            others.append(message)
+        elif message["content"]:
+            texts.append(message["content"])
+    return [{"role": "system", "content": "\n\n".join(texts)}, *others]
 
 
 def _at(example: Example, reason: str) -> str:
@@ -200,8 +219,10 @@ def _message(value: object, name: str) -> dict:
     role = value["role"]
     if role not in ROLES:
         raise ValueError(f"`{name}.role` must be one of {', '.join(ROLES)}, got {role!r}")
-    if role == "assistant" and "tool_calls" in value:
-        value = _with_calls(value, name)
+    if role == "assistant":
+        value = _with_reasoning(value)
+        if "tool_calls" in value:
+            value = _with_calls(value, name)
     content = value.get("content")
     if content is None:
         if role == "assistant" and value.get("tool_calls"):
@@ -212,6 +233,15 @@ def _message(value: object, name: str) -> dict:
     if not isinstance(content, list):
         raise ValueError(f"`{name}.content` must be a string, got {_kind(content)}")
     return {**value, "content": "\n".join(_part(part, name) for part in content)}
+
+
+def _with_reasoning(message: dict) -> dict:
+    """An assistant's message with its reasoning under both names that templates have for it, as a
+    server gives it to them (vllm/renderers/chat_utils.py, _parse_chat_message_content)."""
+    names = ("reasoning", "reasoning_content")
+    texts = [message[name] for name in names if message.get(name) is not None]
+    others = {key: value for key, value in message.items() if key not in names}
+    return others | dict.fromkeys(names, texts[0]) if texts else others
 
 
 def _with_calls(message: dict, name: str) -> dict:
@@ -254,7 +284,19 @@ def _tools(value: object) -> list[dict] | None:
         return None
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise ValueError("`tools` must be a list of objects")
-    return value
+    return [_tool(item) for item in value]
+
+
+def _tool(tool: dict) -> dict:
+    """A tool as a server gives it to the chat template, which writes it as JSON: the keys that vLLM
+    knows, in its order (ChatCompletionToolsParam). What no server takes stays as it is."""
+    function = tool.get("function")
+    if tool.get("type", "function") != "function" or not isinstance(function, dict):
+        return tool
+    described = {key: function.get(key) for key in ("name", "description", "parameters")}
+    if function.get("strict") is not None:
+        described["strict"] = function["strict"]
+    return {"type": "function", "function": described}
 
 
 def _check_characters(value: object) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,7 +10,8 @@ from pathlib import Path
 from typing import Self
 
 import torch
-from safetensors.torch import load_file, save_file
+
+from drafters.tensor_files import read_tensors, write_tensors
 
 _WINDOW_BATCHES = 32  # batches in a sorting window: enough to mix texts, with little padding
 
@@ -84,17 +84,16 @@ class Texts:
         return digest.hexdigest()
 
     def save(self, file: Path) -> None:
-        """Write the table atomically: a reader sees the old file or the whole new one."""
+        """Write the table atomically: a reader sees the old file or the whole new one. Raises
+        OSError."""
         file.parent.mkdir(parents=True, exist_ok=True)
         parts = {"tokens": self._tokens, "offsets": self._offsets, "prompts": self._prompts}
-        unfinished = file.with_name(file.name + ".tmp")
-        save_file(parts, unfinished)
-        os.replace(unfinished, file)
+        write_tensors(parts, file)
 
     @classmethod
     def load(cls, file: Path) -> Self:
         """Read a saved table. Raises ValueError if the file is not one."""
-        parts = load_file(file)
+        parts = read_tensors(file)
         if set(parts) != {"tokens", "offsets", "prompts"}:
             raise ValueError(f"{file} holds no texts but {', '.join(sorted(parts)) or 'nothing'}")
         return cls(parts["tokens"], parts["offsets"], parts["prompts"])

@@ -49,7 +49,7 @@ from drafters.train.evaluation.workloads import (
 )
 from drafters.train.head_option import head_name
 from drafters.train.optimisation.draft_passes import Chooser, most_probable
-from drafters.train.runtime import prepare_cpu
+from drafters.train.runtime import prepare_cpu, slow_bfloat16
 from drafters.train.target import FrozenTarget
 from drafters.train.template_option import set_template
 
@@ -148,7 +148,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     counts = sorted({count for part in args.k for count in part})
     prepare_cpu(args.threads)
     try:
-        dtype = None if args.dtype is None else getattr(torch, args.dtype)
+        dtype = getattr(torch, args.dtype) if args.dtype else slow_bfloat16(args.device)
         target = FrozenTarget.load(args.target, dtype=dtype, device=args.device)
         set_template(target.tokenizer, args)
         heads = [load_fitting_head(folder, target, args.target) for folder in args.head]

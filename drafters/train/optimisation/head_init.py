@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from drafters.model.config import default_taps as vllm_taps
 from drafters.model.head import DraftHead
 from drafters.model.head_check import TargetSizes, target_problems
 from drafters.train.data.token_sequences import Texts
-from drafters.train.target import FrozenTarget
+from drafters.train.target import FrozenTarget, TargetShape
 
 # With more layers P-EAGLE accepts more (paper, table 5: acceptance length 2.69 / 3.58 / 3.92 with
 # 1 / 2 / 4), at the cost of one pass; EAGLE-3 would pay for them in each of K passes.
@@ -62,8 +63,9 @@ def mask_token_of(target: FrozenTarget, given: str | None) -> int:
         return int(found)
     if tokenizer.mask_token_id is not None:
         return int(tokenizer.mask_token_id)
-    if len(tokenizer) < rows:
-        return rows - 1
+    # Not from the number of tokens: some tokenizers leave ids out, and use the last one.
+    if unused := set(range(rows)).difference(tokenizer.get_vocab().values()):
+        return max(unused)
     raise ValueError(
         "the target has no mask token and no unused one: give --mask-token, a token or id that "
         "never occurs in text, such as a reserved special token"
@@ -165,20 +167,30 @@ def weights_digest(head: DraftHead) -> str:
     return digest.hexdigest()
 
 
+def _attention_heads(shape: TargetShape) -> tuple[int, int]:
+    """The numbers of attention heads and of key-value heads: the target's, or where the first does
+    not divide the hidden size, the largest that do. transformers' Llama configuration, through
+    which vLLM reads a head, refuses others (GLM-4.5 has 96 heads at 4096, such a head 64)."""
+    divisors = (n for n in range(1, shape.num_attention_heads + 1) if shape.hidden_size % n == 0)
+    heads = max(divisors)
+    return heads, math.gcd(heads, shape.num_key_value_heads)
+
+
 def planned_config(target: FrozenTarget, plan: HeadPlan) -> HeadConfig:
     """The configuration of a new head. Raises ValueError for a plan that the target cannot have."""
     shape = target.shape
     chosen = plan.draft_vocabulary
     if plan.method == "p-eagle" and plan.mask_token is None:
         raise ValueError("a P-EAGLE head needs a mask token")
+    heads, key_value_heads = _attention_heads(shape)
     config = HeadConfig(
         vocab_size=shape.vocab_size,
         hidden_size=shape.hidden_size,
         target_hidden_size=shape.hidden_size,
         intermediate_size=plan.intermediate_size or shape.intermediate_size,
         num_hidden_layers=plan.layers or LAYERS[plan.method],
-        num_attention_heads=shape.num_attention_heads,
-        num_key_value_heads=shape.num_key_value_heads,
+        num_attention_heads=heads,
+        num_key_value_heads=key_value_heads,
         head_dim=shape.head_dim,
         ptd_token_id=plan.mask_token if plan.method == "p-eagle" else None,
         draft_vocab_size=len(chosen) if chosen else None,

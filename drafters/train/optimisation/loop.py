@@ -31,8 +31,23 @@ _MOST_SKIPPED = 10  # updates in a row
 _MASK_ENTRIES = 2**26  # a partition's attention mask: 64 MiB of booleans, 128 in bf16
 
 
+# What torch raises for a file of a saved run that is damaged, or not there.
+_UNREADABLE = (EOFError, OSError, RuntimeError, ValueError, pickle.UnpicklingError)
+
+
 class ResumeError(RuntimeError):
     """The saved run had other options, texts or another head than this one."""
+
+
+def saved_dtype(file: Path) -> str | None:
+    """The type that a saved run computes in, such as "bfloat16"; None if there is no such run, or
+    one that cannot be read."""
+    try:
+        state = torch.load(file, weights_only=True, map_location="cpu", mmap=True)
+    except _UNREADABLE:
+        return None
+    name: str | None = state.get("dtype")
+    return name
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +124,12 @@ class Trainer:
 
     def run(self, file: Path | None = None, save_every: float = 120.0) -> None:
         """Train until the budget is spent; rewrite `file` every `save_every` seconds. Raises
-        ValueError if the gradient has stopped being finite."""
+        ValueError if the gradient has stopped being finite. An update whose gradient is not finite
+        changes nothing; where it is the last one, further updates tell whether more are so."""
         self.head.train()
         saved = self.progress.seconds
         for indices in self._batches():
-            if self.progress.fraction >= 1.0:
+            if self.progress.fraction >= 1.0 and not self._skipped:
                 break
             self._update(indices)
             if self._skipped >= _MOST_SKIPPED:
@@ -155,6 +171,7 @@ class Trainer:
             ),
             "smoothed": self.smoothed,
             "seen": self._seen,
+            "dtype": str(self.head.fc.weight.dtype).removeprefix("torch."),
         }
         unfinished = file.with_name(file.name + ".tmp")
         try:
@@ -169,7 +186,7 @@ class Trainer:
         texts or another head, or the file is damaged; then nothing has changed."""
         try:
             state: dict[str, Any] = torch.load(file, weights_only=True, map_location="cpu")
-        except (EOFError, OSError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
+        except _UNREADABLE as error:
             raise ResumeError(f"{file} is damaged: {error}") from None
         for name, value in self._identity().items():
             if (saved := state.get(name)) != value:
@@ -192,6 +209,7 @@ class Trainer:
             "config": asdict(self.head.config),
             "texts": self._texts.sha256,
             "starting weights": self._start,
+            "own embeddings": self.head.own_embeddings,
         }
 
     def _batches(self) -> Iterator[list[int]]:

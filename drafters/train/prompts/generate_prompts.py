@@ -44,8 +44,8 @@ from drafters.train.prompts.selection import FilterBounds, Selection, is_held_ou
 from drafters.train.runtime import prepare_cpu, slow_bfloat16
 from drafters.train.target import (
     FrozenTarget,
-    checkpoint_fingerprint,
     checkpoint_folder,
+    description_fingerprint,
     end_tokens,
 )
 from drafters.train.template_option import add_template_option, set_template
@@ -163,15 +163,17 @@ def _source(tokenizer: Any, args: argparse.Namespace, recorded: str | None) -> _
     """
     options = {"steps": args.max_tokens, "temperature": args.temperature, "min_p": args.min_p}
     if args.server:
-        folder = checkpoint_folder(args.target)
+        config = AutoConfig.from_pretrained(args.target)
         try:
-            generation = GenerationConfig.from_pretrained(folder)
+            generation = GenerationConfig.from_pretrained(args.target)
         except OSError:  # an older checkpoint, whose config.json has these entries
-            generation = GenerationConfig.from_model_config(AutoConfig.from_pretrained(folder))
+            generation = GenerationConfig.from_model_config(config)
         key = os.environ.get(KEY_VARIABLE) or None
         generate = partial(respond_by_server, args.server, None, key=key, **options)
         ends = end_tokens(generation, tokenizer)
-        return _Source(generate, checkpoint_fingerprint(folder), None, ends)
+        # The server has the weights: they need not be here.
+        fingerprint = description_fingerprint(checkpoint_folder(args.target))
+        return _Source(generate, fingerprint, None, ends)
     name = args.dtype or recorded
     dtype = getattr(torch, name) if name else slow_bfloat16(args.device)
     print(f"target: loading {args.target}", flush=True)

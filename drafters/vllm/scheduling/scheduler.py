@@ -73,6 +73,7 @@ class DraftingScheduler(Scheduler):
         self._pads = captured
         self._ours = ours  # vLLM's own drafters know neither limits of requests nor K
         self._limits: dict[str, int] = {}  # request id -> its largest K, where below k_max
+        self._least: dict[str, int] = {}  # request id -> its min_tokens, where drafts end before it
         window = config.window(self.scheduler_config.max_num_batched_tokens)
         # The source of which K is chosen: the head, or vLLM's own lookup. Ours needs no K.
         drafter = LOOKUP if k_max and not has_own_drafter(speculation) else HEAD
@@ -113,14 +114,16 @@ class DraftingScheduler(Scheduler):
 
     def add_request(self, request: Request) -> None:
         """Add a request, and remember its limit of drafts."""
-        v2 = self.use_v2_model_runner
-        limit = draft_limit(request.sampling_params, self.k_max, v2=v2)
+        name, params = request.request_id, request.sampling_params
+        limit = draft_limit(params, self.k_max, v2=self.use_v2_model_runner)
         if self._ours and limit < self.k_max:
-            self._limits[request.request_id] = limit
-        if reports_tokens(request.sampling_params):
-            self._source_counts[request.request_id] = RequestSourceCounts()
-        elif reports_steps(request.sampling_params):
-            self._steps[request.request_id] = RequestSteps()
+            self._limits[name] = limit
+        if self.brings_drafts and params is not None and params.min_tokens:
+            self._least[name] = params.min_tokens
+        if reports_tokens(params):
+            self._source_counts[name] = RequestSourceCounts()
+        elif reports_steps(params):
+            self._steps[name] = RequestSteps()
         super().add_request(request)
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
@@ -151,7 +154,7 @@ class DraftingScheduler(Scheduler):
         self._trim()
 
     def _choose(self, scheduled: SchedulerOutput) -> None:
-        for by_request in (self._limits, self._source_counts, self._steps):
+        for by_request in (self._limits, self._least, self._source_counts, self._steps):
             for name in by_request.keys() - self.requests.keys():
                 del by_request[name]
         if self._forced is not None:
@@ -238,6 +241,7 @@ class DraftingScheduler(Scheduler):
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         """Take in what a step made: tokens, drafts and its record."""
+        self.recorder.ends_next(scheduler_output)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         self._attach_counts(outputs)
         extras = WorkerStepOutput.of(model_runner_output)
@@ -249,6 +253,7 @@ class DraftingScheduler(Scheduler):
             with self.recorder.controlling():
                 self._draft_forced(scheduler_output, self._forced)
             spans = self._forced.take_seen()
+        self._end_drafts_before_least()
         self.recorder.end(scheduler_output, model_runner_output, spans)
         return outputs
 
@@ -268,6 +273,16 @@ class DraftingScheduler(Scheduler):
                 request.spec_token_ids = span[:count]
                 self._sources[name] = GRAMMAR
                 self.recorder.replaced(name)
+
+    def _end_drafts_before_least(self) -> None:
+        """Let drafts end before the request's `min_tokens`, on V1. There vLLM holds back end tokens
+        behind all drafts of a step that begins before it, also where they reach beyond it
+        (vllm/v1/sample/logits_processor/builtin.py, MinTokensLogitsProcessor)."""
+        for name, least in self._least.items():
+            request = self.requests.get(name)
+            if request is not None and request.num_output_tokens < least:
+                most = least - request.num_output_tokens - 1
+                request.spec_token_ids = request.spec_token_ids[:most]
 
     def _attach_counts(self, outputs: Any) -> None:
         """Send the counts of a request's drafts with each of its outputs, where the gateway follows

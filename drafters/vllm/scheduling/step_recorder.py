@@ -128,10 +128,14 @@ class StepRecorder:
         self, scheduled: Any, at: float, load: Load, sources: Mapping[str, str] | None = None
     ) -> None:
         """Record a scheduled step; its scheduling began at `at`, by `perf_counter`. `sources` are
-        those of its requests' drafts, where they are not the head's. Where drafts have several
-        sources, a step is scheduled after the one before has ended."""
-        self._sources = sources or {}
-        self._begun[id(scheduled)] = _Begun(at, load, self._cut_from_step, self._sources)
+        those of its requests' drafts, where they are not the head's."""
+        self._begun[id(scheduled)] = _Begun(at, load, self._cut_from_step, sources or {})
+
+    def ends_next(self, scheduled: Any) -> None:
+        """Say which step `verified` is called for. With pipeline stages it is not the one that
+        began last."""
+        begun = self._begun.get(id(scheduled))
+        self._sources = {} if begun is None else begun.sources
 
     def verified(self, request: str, drafts: int, accepted: int) -> str:
         """Count a request's drafts in the step that ends next; returns their source."""

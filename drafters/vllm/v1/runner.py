@@ -132,7 +132,8 @@ class V1DraftingRunner(Base):
         return NoDrafts(last.to(self.device, non_blocking=True))
 
     def _sample(self, logits: Any, spec_decode_metadata: Any) -> Any:
-        if isinstance(spec_decode_metadata, NoDrafts):
+        no_drafts = isinstance(spec_decode_metadata, NoDrafts)
+        if no_drafts:
             spec_decode_metadata = None
         if logits is not None:  # before sampling, which changes them in place
             self._broken = count_broken(logits)
@@ -153,6 +154,11 @@ class V1DraftingRunner(Base):
             generators = seeded_requests.bonus_generators(num_draft_tokens, self.device)
             sampling_metadata.generators = generators
             sampling_metadata.seeded_requests = seeded_requests  # seeded_sampling.accept reads it
+        if no_drafts:
+            # Each row is behind all drafts of its request. Under speculation vLLM would take rows
+            # for those of drafts, and end the thinking of the first request in place of another
+            # (vllm/v1/sample/thinking_budget_state.py, _apply_forcing_to_logits).
+            return self.sampler(logits, sampling_metadata, predict_bonus_token=True)
         return super()._sample(logits, spec_decode_metadata)
 
     def _bookkeeping_sync(self, *args: Any, **kwargs: Any) -> Any:

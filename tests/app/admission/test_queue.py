@@ -23,8 +23,8 @@ async def settle() -> None:
 
 
 async def test_slots_are_counted_in_sequences() -> None:
-    queue = make(slots=4)
-    first = await queue.acquire(A, 3)
+    queue = make(slots=16)
+    first = await queue.acquire(A, 15)
     second = asyncio.create_task(queue.acquire(A, 2))
     await settle()
     assert not second.done()
@@ -37,8 +37,8 @@ async def test_slots_are_counted_in_sequences() -> None:
 async def test_no_request_overtakes_a_large_one_that_waits_until_it_gives_up() -> None:
     """Catches: a large request that waits for ever behind small ones; small ones that stay behind a
     large one which has gone."""
-    queue = make(slots=4)
-    await queue.acquire(A, 3)
+    queue = make(slots=16)
+    await queue.acquire(A, 15)
     large = asyncio.create_task(queue.acquire(A, 2))
     await settle()
     small = asyncio.create_task(queue.acquire(A, 1))
@@ -46,7 +46,28 @@ async def test_no_request_overtakes_a_large_one_that_waits_until_it_gives_up() -
     assert not large.done() and not small.done()
     large.cancel()
     await settle()
-    assert small.done() and (queue.running, queue.waiting) == (4, 0)
+    assert small.done() and (queue.running, queue.waiting) == (16, 0)
+
+
+async def test_a_large_request_waits_for_an_eighth_of_the_slots() -> None:
+    """Catches: slots that stay empty, and everybody behind a request that waits for 128 of them; a
+    large request that is counted as what it waited for."""
+    queue = make(slots=288)
+    held = [await queue.acquire(A, 1) for _ in range(253)]
+    large = asyncio.create_task(queue.acquire(B, 128))
+    small = asyncio.create_task(queue.acquire(C, 1))
+    await settle()
+    assert not large.done() and not small.done()
+    queue.release(held.pop())
+    await settle()
+    assert large.done() and queue.running == 252 + 128
+    for _ in range(92):
+        queue.release(held.pop())
+    await settle()
+    assert not small.done()
+    queue.release(held.pop())
+    await settle()
+    assert small.done()
 
 
 async def test_a_request_larger_than_the_engine_gets_it_alone() -> None:
@@ -177,7 +198,8 @@ async def test_a_saturated_engine_admits_nobody_unless_it_is_empty() -> None:
 @pytest.mark.parametrize("seed", range(20))
 async def test_no_slot_is_ever_lost(seed: int) -> None:
     """Random arrivals, releases and cancellations at any moment, also the one of admission: never
-    more running than slots, every request is served or rejected, and nothing is left over."""
+    more running than slots and the sequences of one request, every request is served or rejected,
+    and nothing is left over."""
     dice = random.Random(seed)
     queue = make(slots=3, waiting=6)
     served, rejected = 0, 0
@@ -187,7 +209,7 @@ async def test_no_slot_is_ever_lost(seed: int) -> None:
         slot: Slot | None = None
         try:
             slot = await queue.acquire(tenant, dice.randint(1, 4))
-            assert queue.running <= 3
+            assert queue.running <= 2 + 3
             for _ in range(dice.randint(0, 4)):
                 await asyncio.sleep(0)
             served += 1

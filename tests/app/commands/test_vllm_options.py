@@ -250,7 +250,10 @@ def test_a_yaml_file_of_the_environment(tmp_path: Path, monkeypatch: pytest.Monk
         ("ssl-keyfile: a\n", "--ssl-keyfile: cannot work here: the gateway speaks plain HTTP"),
         ("port: high\n", "--port: invalid int value"),
         ("a: [b\n", "--config: vLLM cannot read it"),
-        ("- a\n", "--config: vLLM cannot read it"),
+        ("- a\n", "--config: the file holds no options"),
+        ("", "--config: the file is empty: it must hold vLLM's options"),
+        ("# port: 8000\n", "--config: the file is empty"),
+        ("8000: port\n", "--config: the file holds 8000, which is no option's name"),
         ("enable-auto-tool-choice: true\nk: 0\n", "k: is no option of vLLM"),
         (None, "--config: vLLM cannot read it: [Errno 2]"),
     ],
@@ -259,6 +262,7 @@ def test_a_yaml_file_that_cannot_be(text: str | None, words: str, tmp_path: Path
     file = str(tmp_path / "none.yaml") if text is None else yaml_file(tmp_path, text)
     with pytest.raises(SettingsError) as caught:
         load_settings({"config": file})
+    assert str(caught.value).startswith(file)
     assert words in str(caught.value)
 
 

@@ -77,6 +77,7 @@ def test_what_cannot_serve_fails_with_a_remedy(finding: Finding, detail: str) ->
     [
         machine.check_device("H200", AVX512, machine="x86_64", cpu_build=True),
         machine.check_device(None, {"avx2"}, machine="x86_64", cpu_build=True),
+        machine.check_device(None, AVX512, machine="x86_64", cpu_build=True, amd=True),
         machine.check_compiler(None, True, needed=True),
         machine.check_compiler("/usr/bin/g++", False, needed=True),
         machine.check_driver("570.133.20"),  # CUDA's forward compatibility may serve

@@ -3,10 +3,12 @@ tests/drafters/model/test_head_check.py."""
 
 from __future__ import annotations
 
+import ast
 import json
 import struct
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +111,7 @@ def test_a_target_that_cannot_be_served(
         (changed(HEAD, ptd_token_id=None), "unknown mask_hidden (P-EAGLE heads have mask_hidden"),
         (changed(HEAD, ptd_token_id=100), "outside the vocabulary"),
         (changed(HEAD, parallel_drafting=False), "parallel_drafting"),
+        (changed(HEAD, rope_scaling={"type": "default", "mrope_section": [1, 1, 2]}), "M-RoPE"),
         (changed(HEAD, draft_vocab_size=50), "lacks d2t, lm_head.weight, t2d (a draft vocabulary"),
         (
             replace(HEAD, tensors={n: t for n, t in HEAD.tensors.items() if n != "mask_hidden"}),
@@ -128,6 +131,14 @@ def test_a_head_that_does_not_fit(head: models.Checkpoint, detail: str) -> None:
     finding = models.check_head(head, TARGET, 5)
     assert finding.status == "FAIL"
     assert detail in finding.detail
+
+
+def test_a_target_with_m_rope_has_no_head() -> None:
+    """The fault: doctor found nothing, and the start was refused."""
+    rotations = {"rope_type": "default", "mrope_section": [1, 1, 2]}
+    finding = models.check_head(HEAD, changed(TARGET, rope_parameters=rotations), 5)
+    assert finding.status == "FAIL" and "M-RoPE" in finding.detail
+    assert finding.remedy is not None and "or none: drafts by lookup" in finding.remedy
 
 
 EAGLE_3 = replace(changed(HEAD, ptd_token_id=None), tensors=whole({**CONFIG, "ptd_token_id": None}))
@@ -222,3 +233,33 @@ def test_what_drafts_badly_warns(
 )
 def test_what_drafts_well_does_not(head: models.Checkpoint, settings: dict[str, Any]) -> None:
     assert models.check_head(head, TARGET, 5, **settings).status == "ok"
+
+
+def test_the_classes_with_recurrent_layers_are_those_of_vllm() -> None:
+    """Of those that generate text. Read from vLLM's source: each class would take an import."""
+    vllm = find_spec("vllm")
+    if vllm is None or vllm.origin is None:
+        pytest.skip("vllm is not installed")
+    folder = Path(vllm.origin).parent / "model_executor" / "models"
+    bases: dict[str, set[str]] = {}
+    for file in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                bases.setdefault(node.name, set()).update(map(ast.unparse, node.bases))
+
+    def is_hybrid(name: str) -> bool:
+        return name == "IsHybrid" or any(map(is_hybrid, bases.get(name, set()) - {name}))
+
+    tables = {
+        target.id: ast.literal_eval(node.value)
+        for node in ast.parse((folder / "registry.py").read_text("utf-8")).body
+        if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Dict)
+        for target in [node.targets[0] if isinstance(node, ast.Assign) else node.target]
+        if isinstance(target, ast.Name)
+        and target.id in ("_TEXT_GENERATION_MODELS", "_MULTIMODAL_MODELS")
+    }
+    assert len(tables) == 2
+    names = {
+        name for table in tables.values() for name, (_, kind) in table.items() if is_hybrid(kind)
+    }
+    assert names == models.RECURRENT

@@ -36,6 +36,24 @@ def test_the_plan_is_told(
     assert re.search(detail, finding.detail), finding.detail
 
 
+@pytest.mark.parametrize(
+    ("given", "on_cpu", "status", "detail"),
+    [
+        ({}, False, "ok", "no-drafts: no drafts; if it does not start: v1-eager"),
+        ({}, True, "ok", "no-drafts: no drafts"),
+        ({"strict_speculation": True}, False, "FAIL", "recurrent layers, and strict_speculation"),
+    ],
+)
+def test_the_plan_begins_where_lookups_are_left_out(
+    given: dict[str, Any], on_cpu: bool, status: str, detail: str
+) -> None:
+    settings = load({"model": "org/target", **given}, {})
+    finding = start_path.check_plan(settings, {}, on_cpu=on_cpu, without_lookups=True)
+    assert finding.status == status
+    assert detail in finding.detail
+    assert ("v1-eager" in finding.detail) is (status == "ok" and not on_cpu)
+
+
 def test_a_wish_that_cannot_be_read_fails() -> None:
     environ = {"VLLM_USE_V2_MODEL_RUNNER": "maybe"}
     finding = start_path.check_plan(SETTINGS, environ, on_cpu=False)

@@ -10,7 +10,7 @@ from anthropic.types.beta import message_count_tokens_params as beta_count_param
 from anthropic.types.beta import message_create_params as beta_create_params
 from openai.types import completion_create_params as text_create_params
 from openai.types.chat import completion_create_params
-from openai.types.responses import response_create_params
+from openai.types.responses import input_token_count_params, response_create_params
 from vllm.sampling_params import BeamSearchParams, SamplingParams
 
 from app.endpoints import declared
@@ -32,6 +32,7 @@ SDK_PARAMETERS = [
         response_create_params.ResponseCreateParamsBase,
         {"access_programs", "image", "moderation"},
     ),
+    ("input_tokens", input_token_count_params.InputTokenCountParams, {"personality"}),
     ("messages", message_create_params.MessageCreateParamsBase, _HEADERS),
     ("messages", beta_create_params.MessageCreateParamsBase, _HEADERS | _BETA),
     ("count_tokens", message_count_tokens_params.MessageCountTokensParams, _HEADERS),

@@ -17,7 +17,7 @@ from app.engine import launch as launch_module
 from app.engine.configuration.cpu import CpuMachine
 from app.engine.configuration.engine_start import engine_start
 from app.engine.configuration.head import head_method
-from app.engine.configuration.runner import V2, Blame, StartPath
+from app.engine.configuration.runner import V2, Blame, StartPath, start_plan
 from app.engine.launch import REQUEST_BOUNDS
 from app.engine.start_failure import StartFailureError
 from app.errors import SettingsError, StartupError
@@ -90,12 +90,13 @@ def test_installed_ones_too_and_none_of_them_without_drafts(
         model = SimpleNamespace(logits_processors=None)
         return SimpleNamespace(speculative_config=speculation, model_config=model)
 
-    launch_module._refuse_logits_processors(configuration(object()))
+    with_head = SimpleNamespace(method="eagle3", model="org/head")
+    launch_module._refuse_logits_processors(configuration(with_head))
     monkeypatch.setattr(
         launch_module, "entry_points", lambda group: [SimpleNamespace(value="their:One")]
     )
     with pytest.raises(StartupError, match=r"their:One \(installed\)"):
-        launch_module._refuse_logits_processors(configuration(object()))
+        launch_module._refuse_logits_processors(configuration(with_head))
     launch_module._refuse_logits_processors(configuration(None))
 
 
@@ -124,6 +125,52 @@ def test_what_nothing_drafts_with_is_refused_before_anything_is_loaded(
     }  # fmt: skip
     with pytest.raises(StartupError, match=r"data parallelism of a mixture of experts.*--k 0"):
         launch_module.launch(load(given, {}), EngineLoad(), StartPath.V1)
+
+
+MOE = '{"data_parallel_size": 2, "max_model_len": 64}'
+PROCESSORS = '{"logits_processors": ["a.module:Processor"], "max_model_len": 64}'
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "reason"),
+    [
+        ("is_moe", {"engine_args": MOE}, "data parallelism of a mixture of experts"),
+        ("is_moe", {"engine_args": PROCESSORS}, "not applied to drafted tokens"),
+        ("is_hybrid", {"max_model_len": "64"}, "give --lookup-k"),
+    ],
+    ids=["ranks that meet", "logits processors", "recurrent layers"],
+)
+def test_lookups_that_cannot_or_should_not_run_lead_to_no_drafts(
+    kind: str, given: dict[str, str], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The faults: a start that ended, though nobody had asked for drafts; and a few requests at
+    once in a target whose requests hold states, without a word."""
+    monkeypatch.setattr(
+        "app.llm.async_llm.GatewayLLM.from_vllm_config", lambda *_, **__: pytest.fail("it starts")
+    )
+    monkeypatch.setattr(f"vllm.config.ModelConfig.{kind}", True)
+    settings = load({"model": str(EMBEDDED / "target"), **given}, {})
+    with pytest.raises(StartFailureError, match=reason) as told:
+        launch_module.launch(settings, EngineLoad(), StartPath.V1)
+    assert told.value.blame is Blame.UNSUPPORTED
+    plan = start_plan(settings, on_cpu=False, wish=None)
+    assert plan.after(StartPath.V1, told.value.blame) is StartPath.NO_DRAFTS
+
+
+def test_lookups_in_recurrent_layers_run_where_they_were_asked_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("vllm.config.ModelConfig.is_hybrid", True)
+    started = RuntimeError("it starts")
+
+    def start(*_: Any, **__: Any) -> None:
+        raise started
+
+    monkeypatch.setattr("app.llm.async_llm.GatewayLLM.from_vllm_config", start)
+    given = {"model": str(EMBEDDED / "target"), "max_model_len": "64", "lookup_k": "3"}
+    with caplog.at_level("INFO"), pytest.raises(RuntimeError, match="it starts"):
+        launch_module.launch(load(given, {}), EngineLoad(), StartPath.V1)
+    assert "3 more states of every recurrent layer" in caplog.text
 
 
 def test_what_v2_cannot_run_is_told_before_anything_is_loaded() -> None:

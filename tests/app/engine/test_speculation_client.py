@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from app.engine.heads.generations import SwapError
-from app.engine.speculation_client import SpeculationClient
+from app.engine.speculation_client import SpeculationClient, fingerprint
 from app.errors import ApiError
 from app.settings import load
 from drafters.control.controller import Controller
@@ -455,3 +455,25 @@ def test_a_new_head_is_believed_what_the_old_one_showed_until_it_shows_more() ->
     for _ in range(20):  # a second of service
         core.step(8, 5, accepted=0)
     assert core.policy.acceptance.conditional()[0] < 0.35
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"revision": "v2"},
+        {"quantization": "fp8_per_tensor"},
+        {"enforce_eager": "true"},
+        {"lookup_k": "3"},
+        {"engine_args": '{"kv_cache_dtype": "fp8"}'},
+    ],
+)
+def test_costs_of_another_engine_are_not_taken_over(change: dict[str, str]) -> None:
+    given = {"model": "org/target", "drafter": "org/head"}
+    assert fingerprint(load({**given, **change}, {}), {}) != fingerprint(load(given, {}), {})
+
+
+def test_the_order_of_engine_arguments_is_no_other_engine_and_none_is_written_down() -> None:
+    texts = ('{"hf_token": "secret", "block_size": 64}', '{"block_size": 64, "hf_token": "secret"}')
+    one, other = (fingerprint(load({"engine_args": text}, {}), {}) for text in texts)
+    assert one == other
+    assert "secret" not in str(one)

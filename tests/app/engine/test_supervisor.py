@@ -14,7 +14,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from app.cli import main
-from app.engine import supervisor
+from app.engine import launched_engine, supervisor
 from app.engine.configuration.runner import V2, Blame, StartPath
 from app.engine.hang_detector import HangDetector
 from app.engine.restart_policy import RestartPolicy
@@ -66,8 +66,8 @@ class Life:
         self.paths: list[StartPath] = []
         monkeypatch.delenv(V2, raising=False)
         monkeypatch.setattr(supervisor, "prepare", lambda: not on_gpu)
-        monkeypatch.setattr(supervisor, "launch", self._launch)
-        monkeypatch.setattr(supervisor, "WATCH_INTERVAL_S", 0.005)
+        monkeypatch.setattr(launched_engine, "launch", self._launch)
+        monkeypatch.setattr(launched_engine, "WATCH_INTERVAL_S", 0.005)
         monkeypatch.setattr(self.engine, "_check_readiness", self._check_readiness)
 
     def _launch(self, settings: Any, load: Any, path: StartPath, wish: bool | None) -> Any:
@@ -154,6 +154,28 @@ def test_a_dead_engine_is_buried_and_replaced(monkeypatch: pytest.MonkeyPatch) -
     assert life.launched[1].ends == ["marked failed", "shut down"]
 
 
+def test_from_the_death_on_clients_are_told_to_wait_for_a_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also while what is left of the dead engine is ended, which may take half a minute."""
+    life, told = Life(monkeypatch), list[int]()
+    teardown = life.engine._teardown
+
+    async def slow_teardown() -> None:
+        told.append(life.engine.retry_after_s)
+        await teardown()
+
+    monkeypatch.setattr(life.engine, "_teardown", slow_teardown)
+
+    def die() -> None:
+        life.engine._start_s, life.engine._back_at = 25.0, 0.0
+        life.die()
+
+    watched = life.until(lambda: life.engine._supervision.state == "running")
+    run(life, watched, die, life.serving(2))
+    assert told == [25]
+
+
 def test_a_restart_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     life = Life(monkeypatch)
     life.fails = lambda launch: launch in (2, 3)
@@ -200,7 +222,7 @@ def test_failed_restarts_are_forgotten_only_by_service(monkeypatch: pytest.Monke
             time.sleep(0.3)
         return life._launch(*arguments)
 
-    monkeypatch.setattr(supervisor, "launch", fail_late)
+    monkeypatch.setattr(launched_engine, "launch", fail_late)
 
     async def crash() -> None:
         running = asyncio.create_task(life.engine.run(lambda: None))
@@ -209,6 +231,19 @@ def test_failed_restarts_are_forgotten_only_by_service(monkeypatch: pytest.Monke
         await asyncio.wait_for(running, IN_TIME_S)
 
     asyncio.run(crash())
+    assert isinstance(life.engine.failure, EngineLostError)
+    assert len(life.launched) == 3
+
+
+def test_a_silence_is_no_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches: an engine that hangs at its first request each time, restarted for ever."""
+    life = Life(monkeypatch, max_restarts=2, restart_window_s=0.3, hang_timeout_s=0.2)
+
+    async def hang(llm: FakeLlm) -> None:
+        llm.unfinished = 1
+
+    life.readiness = hang
+    asyncio.run(asyncio.wait_for(life.engine.run(lambda: None), IN_TIME_S))
     assert isinstance(life.engine.failure, EngineLostError)
     assert len(life.launched) == 3
 
@@ -226,7 +261,7 @@ def test_a_restart_that_hangs_while_it_loads_is_replaced(monkeypatch: pytest.Mon
             raise RuntimeError("Engine core initialization failed")
         return llm, steps
 
-    monkeypatch.setattr(supervisor, "launch", hang)
+    monkeypatch.setattr(launched_engine, "launch", hang)
     run(life, life.serving(1), life.die, life.serving(3))
     assert restarts("hung") - before == 1
 
@@ -358,6 +393,19 @@ def test_silence_counts_only_while_requests_run() -> None:
     assert not any(check(1, 4, outputs) for outputs in range(6, 36)), "busy"
     assert [check(1, 4, 35) for _ in range(11)] == [False] * 9 + [True] * 2
     assert not check(1, 4, 36), "it goes on"
+
+
+def test_clients_that_give_up_hide_no_hang() -> None:
+    """One that waits for less than the timeout, and tries again a moment later."""
+    clock = Clock()
+    hang_detector = HangDetector(10.0, 1.0, clock)
+    hang_detector.hung(0, 5)
+
+    def check(requests: int) -> bool:
+        clock.now += 1
+        return hang_detector.hung(requests, 5)
+
+    assert [check(requests) for requests in (*[1] * 6, 0, *[1] * 4)] == [False] * 10 + [True]
 
 
 def test_what_this_process_has_slept_is_not_the_engines_silence() -> None:

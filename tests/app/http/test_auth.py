@@ -11,10 +11,13 @@ import httpx
 import pytest
 from fastapi import Depends
 
-from app.admission.controller import PUBLIC
-from app.admission.tenants import Tenant
+from app.admission.controller import PUBLIC, AdmissionController
+from app.admission.tenants import Identity, Tenant
 from app.engine.supervisor import Phase
+from app.errors import ApiError
 from app.http.admin import admin_only
+from app.http.request_context import RequestContext
+from app.llm.engine_load import EngineLoad
 from app.main import create_app
 from app.settings import load
 from tests.app.http.fake_operation import PATH, FakeEngine, scope_of_post
@@ -54,7 +57,10 @@ async def post(client: httpx.AsyncClient, **body: Any) -> httpx.Response:
     return await client.post(PATH, json={"prompt": "x", **body}, headers=headers)
 
 
-TOKENIZING = ("/tokenize", "/detokenize", "/v1/messages/count_tokens")
+TOKENIZING = (
+    *("/tokenize", "/detokenize"),
+    *("/v1/messages/count_tokens", "/v1/responses/input_tokens"),
+)
 
 
 async def tokenize(client: httpx.AsyncClient, path: str, **body: Any) -> httpx.Response:
@@ -330,6 +336,34 @@ def test_a_stream_counts_until_it_ends() -> None:
     run(check, "max_concurrent = 1")
 
 
+def test_a_stream_that_is_generated_holds_nothing_while_it_is_read() -> None:
+    """Catches: the next request of a client that has read the end, refused for the stream that it
+    has read."""
+
+    async def check(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+        app: Any = client._transport
+        inbox: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        body = {"prompt": "x", "max_tokens": 900, "used": 5, "stream": True}
+        inbox.put_nowait({"type": "http.request", "body": json.dumps(body).encode()})
+        reads = asyncio.Event()
+
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.body":
+                await reads.wait()
+
+        scope = scope_of_post(authorization=f"Bearer {KEY}")
+        request = asyncio.create_task(app.app(scope, inbox.get, send))
+        await soon(lambda: engine.fake.usages and not engine.fake.running)
+        second = await post(client, max_tokens=900, used=5)
+        assert second.status_code == 200, second.text
+        reads.set()
+        await request
+        level = app.app.state.admission.limiter._tenants["one"].buckets["tokens"].level
+        assert 969 < level < 1000, "each is charged for 15 tokens, and settled once"
+
+    run(check, "max_concurrent = 1\ntokens_per_minute = 1000")
+
+
 def test_tokens_are_settled() -> None:
     """100 are charged, 30 used: the next request sees a bucket of 970, and then 940."""
 
@@ -603,7 +637,32 @@ def test_bodies_share_a_bound() -> None:
         assert (await post(client, **large)).status_code == 200
         assert client._transport.app.state.admission.body_bytes == 0  # type: ignore[attr-defined]
 
+    run(check, keys=False, max_bodies_mib="1")
+
+
+def test_bodies_of_one_tenant_leave_room_for_others() -> None:
+    async def check(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+        large = {"prompt": "x" * 400_000}
+        first = asyncio.create_task(post(client, wait=True, **large))
+        await soon(lambda: engine.fake.running == 1)
+        refused(await post(client, **large), 429, "server_overloaded")
+        other = asyncio.create_task(post(client, key=OTHER, wait=True, **large))
+        await soon(lambda: engine.fake.running == 2)
+        refused(await post(client, key=ADMIN, **large), 429, "server_overloaded")
+        engine.fake.go.set()
+        assert [(await task).status_code for task in (first, other)] == [200, 200]
+        assert (await post(client, **large)).status_code == 200
+
     run(check, max_bodies_mib="1")
+
+
+def test_bodies_of_the_only_tenant_may_have_all_the_room() -> None:
+    settings = load({"api_key": KEY, "max_bodies_mib": "1"}, {})
+    admission = AdmissionController(settings, EngineLoad(capacity=8))
+    (only,) = admission.keys.ring.tenants.values()
+    RequestContext(admission, Identity(only)).reserve_body_bytes(2**20)
+    with pytest.raises(ApiError):
+        RequestContext(admission, Identity(only)).reserve_body_bytes(1)
 
 
 def test_a_body_that_stops_coming() -> None:

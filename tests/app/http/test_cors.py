@@ -28,10 +28,10 @@ HEADERS = "authorization,content-type,x-stainless-lang"
 
 
 class FakeEngine(PhasedEngine):
-    """An engine that is ready and fails every operation."""
+    """An engine that is ready, and each of whose operations is a defect."""
 
     def operation(self, name: str) -> Any:
-        raise KeyError("a defect")
+        return None
 
 
 def run(check: Callable[[httpx.AsyncClient], Any], **given: str) -> None:

@@ -51,6 +51,18 @@ def test_starting_is_alive_but_not_ready(monkeypatch: pytest.MonkeyPatch) -> Non
         assert f'aerie_model_info{{model_name="{model}"}} 1.0' in client.get("/metrics").text
 
 
+@pytest.mark.parametrize("path", [PATH, "/invocations"])
+def test_a_large_body_is_not_judged_before_its_limits_are_known(path: str) -> None:
+    """Catches: a final 413 or 400 for a body that the model's context has room for."""
+    client, engine = make()
+    with client:
+        engine.phase = Phase.LOADING
+        for prompt in ("x" * 20_000, [1] * 70_000):
+            refused = client.post(path, json={"prompt": prompt})
+            assert refused.json()["error"]["code"] == "engine_not_ready"
+            assert refused.headers["retry-after"]
+
+
 def test_ready(client: TestClient) -> None:
     assert client.get("/readyz").status_code == 200
     assert client.get("/health").status_code == 200
@@ -83,6 +95,20 @@ def test_router_errors_wear_the_envelope(
     assert set(response.json()["error"]) == {"message", "type", "param", "code"}
     assert response.json()["error"]["type"] == "invalid_request_error"
     assert ("allow" in response.headers) == (status == 405)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("PUT", "/v1/speculation", "GET, HEAD, PATCH"),
+        ("PUT", "/v1/responses/resp_1", "DELETE, GET, HEAD"),
+        ("DELETE", "/ping", "GET, HEAD, POST"),
+    ],
+)
+def test_a_path_with_several_routes_names_the_methods_of_all(
+    client: TestClient, method: str, path: str, allowed: str
+) -> None:
+    assert client.request(method, path).headers["allow"] == allowed
 
 
 def post(client: TestClient, content: bytes, kind: str = "application/json") -> httpx.Response:

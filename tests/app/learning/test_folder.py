@@ -34,6 +34,7 @@ def test_a_folder_of_learning_that_others_may_read_becomes_private(tmp_path: Pat
     for name in (
         "in_force",
         "loading",
+        "target_since",
         ".pinned-x1_y",
         "load",
         "captured/20260101T000000-0001-a.jsonl",

@@ -14,7 +14,7 @@ from vllm.v1.engine import EngineCoreOutput, FinishReason
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from app.errors import ApiError
-from app.llm.async_llm import NON_FINITE, GatewayLLM, _corrected, end_non_finite
+from app.llm.async_llm import NON_FINITE, WARM_UP, GatewayLLM, _corrected, end_non_finite
 from app.llm.vllm_errors import ConstraintError, NonFiniteError
 from app.observability import metrics
 
@@ -80,6 +80,9 @@ def test_sequences_whose_logits_are_not_finite_lose_these_tokens() -> None:
         assert ended.new_token_ids == []
         assert (ended.finish_reason, ended.stop_reason) == (FinishReason.ERROR, NON_FINITE)
     assert metrics.NON_FINITE._value.get() == count_before + 2
+    warm_up = EngineCoreOutput(f"{WARM_UP}3-1a2b3c4d", [0], num_nans_in_logits=1)
+    assert end_non_finite([warm_up]) == [warm_up.request_id]
+    assert metrics.NON_FINITE._value.get() == count_before + 2, "no client's: nobody is paged"
 
 
 def test_a_scored_prompt_has_no_output() -> None:

@@ -12,13 +12,18 @@ import pytest
 from prometheus_client import REGISTRY
 
 from app.admission.limiter import Kind
-from app.engine.supervisor import DIED, HUNG
+from app.endpoints import declared
+from app.engine.launched_engine import DIED, HUNG
+from app.main import create_app
 from app.observability import metrics
+from app.routes.operations import metered_paths
+from app.settings import load
 from docs.metrics import exported
 from drafters.config import HEAD, LOOKUP
 from drafters.control.controller import Controller
 from drafters.control.objective import FIXED, Objective
 from drafters.control.policy import Load, Step
+from tests.app.phased_engine import PhasedEngine
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 GUIDES = ("operations.md", "speculation.md", "security.md", "learning.md", "generations.md")
@@ -60,6 +65,26 @@ def test_k_is_that_of_the_steps_where_no_request_may_have_drafts() -> None:
         metrics.count_speculation(policy.snapshot(), None)
         found.append(REGISTRY.get_sample_value("aerie_k"))
     assert found == [2.0, 0.0, 2.0]
+
+
+def test_without_a_head_the_largest_k_is_none() -> None:
+    """The fault: it was the setting `k`, which is the head's."""
+    found = []
+    for k_max, lookups in ((3, 0), (0, 10)):
+        policy = Controller(k_max, lookup_tokens=lookups)
+        metrics.count_speculation(policy.snapshot(), None)
+        found.append(REGISTRY.get_sample_value("aerie_draft_tokens_per_step"))
+    assert found == [3.0, 0.0]
+
+
+def test_failures_of_each_path_are_there_from_the_start() -> None:
+    """The fault: the first burst of failures had no rate, as no sample came before it."""
+    settings = load({}, {}, preset="embedded")
+    create_app(settings, PhasedEngine(settings))
+    for path in metered_paths(declared()):
+        for status in ("500", "503", "504"):
+            labels = {"path": path, "status": status}
+            assert REGISTRY.get_sample_value("aerie_responses_total", labels) is not None
 
 
 def test_what_a_label_can_be_is_there_from_the_start() -> None:

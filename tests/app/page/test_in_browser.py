@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,11 +16,13 @@ import pytest
 
 pytest.importorskip("playwright", reason="Playwright is not installed")
 
+from playwright.sync_api import expect
+
 from app.admission.key_file import create
 from app.engine.heads.generations import HeadGenerations
 
 from .browser import CHROMIUM, Page, axe_findings, browser
-from .stand_in import ANSWER, K_MAX, REPEAT, SAY, StandInGateway
+from .stand_in import ANSWER, K_MAX, REPEAT, SAY, STEP_S, StandInGateway
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
 
@@ -212,6 +214,51 @@ def test_the_race(page: Page) -> None:
     page.tab.wait_for_timeout(300)
     now = [page.tab.locator(f".lane.{lane} .t").count() for lane in ("without", "with")]
     assert now[1] > now[0], "the faster one is ahead"
+    for bar in page.tab.locator(".lane .track rect").all():
+        expect(bar).to_have_attribute("width", "100")
+
+
+def test_a_race_without_drafts_says_so(page: Page, gateway: StandInGateway) -> None:
+    """The fault: it told the ratio of two speeds without drafts as theirs."""
+    values = gateway.engine.policy.values
+    page.open("race")
+    values["k"] = 0
+    try:
+        page.tab.locator("[data-figure=k]", has_text="0").wait_for()
+        page.tab.get_by_role("button", name="Start the race").click()
+        page.tab.get_by_text("Nothing was drafted. The policy says “K = 5").wait_for()
+        assert page.tab.locator("[data-figure=ratio]").count() == 0
+    finally:
+        values["k"] = K_MAX
+
+
+def test_a_race_says_that_others_ran_meanwhile(page: Page, gateway: StandInGateway) -> None:
+    """The fault: it looked once, when the race began."""
+    page.open("race")
+    gateway.engine.llm.step_s = 0.06
+    try:
+        page.tab.get_by_role("button", name="Start the race").click()
+        page.tab.locator(".lane.without .t").first.wait_for()
+        with other_figures(page, lambda figures: figures["counters"].update(running=2)):
+            page.tab.get_by_text("Other requests were running").wait_for()
+    finally:
+        gateway.engine.llm.step_s = STEP_S
+
+
+@contextmanager
+def other_figures(page: Page, change: Callable[[dict[str, Any]], None]) -> Iterator[None]:
+    """The page gets figures of which something is changed."""
+
+    def answer(route: Any) -> None:
+        figures = route.fetch().json()
+        change(figures)
+        route.fulfill(json=figures)
+
+    page.tab.route("**/page/figures", answer)
+    try:
+        yield
+    finally:
+        page.tab.unroute("**/page/figures")
 
 
 def reason(page: Page, *chunks: dict[str, Any]) -> None:
@@ -251,6 +298,7 @@ def test_the_race_compares_reasoning_too(page: Page) -> None:
         route.fulfill(content_type="text/event-stream", body=f"data: {body}\n\ndata: [DONE]\n\n")
 
     page.tab.route("**/v1/chat/completions", answer)
+    page.tab.evaluate("window.setTimeout = () => 0")  # an ended answer waits for nothing
     page.tab.get_by_role("button", name="Start the race").click()
     page.tab.locator("[data-figure=ratio]").wait_for()
     assert page.tab.locator("[data-figure=ratio]").inner_text() == "–"
@@ -265,6 +313,7 @@ def test_k_is_pinned_from_the_page(page: Page) -> None:
         try:
             page.tab.get_by_text("A fixed K").click()
             page.tab.get_by_role("slider", name="K").fill("2")
+            page.tab.get_by_role("button", name="Apply").click()
             page.tab.locator("[data-figure=k]", has_text="2").wait_for()
             state = http.get("/v1/speculation").json()
             assert (state["objective"], state["k"]) == ("fixed", 2)
@@ -273,6 +322,83 @@ def test_k_is_pinned_from_the_page(page: Page) -> None:
             assert positions == 0 < page.figure("drafted")
         finally:
             http.patch("/v1/speculation", json={"objective": "throughput", "k": K_MAX})
+
+
+def test_an_objective_begins_with_the_figure_in_force(
+    page: Page, gateway: StandInGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The faults: the K of when the page was opened, and 50 ms whatever had been asked before."""
+    policy = gateway.engine.policy
+    monkeypatch.setattr(policy, "values", {"objective": "latency", "k": 0, "tpot_s": 0.02})
+    page.open().tab.get_by_label("Milliseconds a token").wait_for()
+    policy.values = {"objective": "throughput", "k": 3, "tpot_s": None}
+    page.tab.locator("[data-figure=k]", has_text="3").wait_for()
+    page.tab.get_by_role("button", name="A fixed K").click()
+    slider = page.tab.get_by_role("slider", name="K")
+    expect(slider).to_have_value("3")
+    assert policy.values["k"] == 3
+    page.tab.get_by_role("button", name="Tokens in time").click()
+    expect(page.tab.get_by_label("Milliseconds a token")).to_have_value("20")
+    assert policy.values["tpot_s"] == 0.02
+
+
+def test_arrow_keys_change_nothing_before_it_is_applied(
+    page: Page, gateway: StandInGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = gateway.engine.policy
+    monkeypatch.setattr(policy, "values", {"objective": "fixed", "k": 5, "tpot_s": None})
+    sent: list[dict[str, Any]] = []
+
+    async def steer(changes: dict[str, Any]) -> dict[str, Any]:
+        sent.append(changes)
+        policy.values["k"] = 3  # an engine that has no K of 4
+        return policy.latest()
+
+    monkeypatch.setattr(policy, "steer", steer)
+    slider = page.open().tab.get_by_role("slider", name="K")
+    slider.press("ArrowLeft")
+    slider.press("ArrowLeft")
+    page.tab.wait_for_timeout(1200)
+    slider.press("ArrowRight")
+    expect(slider).to_have_value("4")
+    assert not sent
+    slider.press("Enter")
+    expect(slider).to_have_value("3")
+    page.tab.get_by_role("button", name="No drafts").focus()
+    page.tab.keyboard.press("ArrowUp")
+    assert sent == [{"objective": "fixed", "k": 4}]
+
+
+def test_a_number_can_be_typed_slowly(
+    page: Page, gateway: StandInGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fault: each second the figure in force took the place of what was typed."""
+    policy = gateway.engine.policy
+    monkeypatch.setattr(policy, "values", {"objective": "latency", "k": K_MAX, "tpot_s": 0.02})
+    page.open()
+
+    def typed(field: Any, begin: str, end: str) -> Any:
+        field.press("Control+A")
+        field.press("Delete")
+        page.tab.wait_for_timeout(1200)
+        field.press_sequentially(begin)
+        page.tab.wait_for_timeout(1200)
+        field.press_sequentially(end)
+        return field
+
+    typed(page.tab.get_by_label("Milliseconds a token"), "3", "5").press("Enter")
+    page.tab.get_by_text("Settings").click()
+    field = typed(page.tab.get_by_label("Temperature"), "0.", "75")
+    assert (field.input_value(), policy.values["tpot_s"]) == ("0.75", 0.035)
+
+
+def test_several_gateways_behind_one_address_are_noticed(page: Page) -> None:
+    """A gateway that is started again is another one too, and is no such case."""
+    told = page.open().tab.get_by_text("Several gateways answer")
+    with other_figures(page, lambda figures: figures.update(gateway="another")):
+        page.tab.wait_for_timeout(2500)
+        assert told.count() == 0
+    told.wait_for()
 
 
 def test_k_is_0_while_no_request_may_have_drafts(page: Page, gateway: StandInGateway) -> None:
@@ -335,7 +461,7 @@ def test_without_a_key_nothing_is_shown(chromium: Any, tmp_path: Path) -> None:
         enter(page, secret)
         page.tab.locator(".status .words", has_text="Ready").wait_for()
         assert page.ask("Hi").answered().locator(".t").count() > 0
-        assert page.tab.get_by_role("radio").first.is_disabled()
+        assert page.tab.get_by_role("button", name="No drafts").is_disabled()
         assert page.tab.get_by_text("Only an admin’s key").is_visible()
         page.tab.reload()
         page.tab.locator(".status .words", has_text="Ready").wait_for()
@@ -424,8 +550,8 @@ def test_hostile_output_stays_text(page: Page, marks: bool) -> None:
         page.tab.get_by_role("button", name="Marks").click()
     answer = page.ask(HOSTILE).answered()
     assert answer.locator("img, script, iframe, [onclick], [onerror], [style]").count() == 0
-    hrefs = [link.get_attribute("href") for link in answer.locator("a").all()]
-    assert hrefs == ([] if marks else [None, "https://example.com"])
+    hrefs = [] if marks else [None, "https://example.com"]
+    assert [link.get_attribute("href") for link in answer.locator("a").all()] == hrefs
     assert "<img src=x onerror=alert(1)>" in answer.inner_text()
     assert all(url.startswith(page.url) for url in asked)
 

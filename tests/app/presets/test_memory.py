@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from app.doctor.machine import check_gpu_memory
-from app.presets.about import About, HeadFacts, KvLayers, TargetFacts
-from app.presets.memory import GIB, OVERHEAD_GIB, capacity, fewest_gpus, graphs, longest, need
-from app.settings import Settings, load, of_preset
+from app.presets.about import (
+    About,
+    HeadFacts,
+    KvLayers,
+    TargetFacts,
+    about_preset,
+    facts_for,
+    facts_in,
+)
+from app.presets.memory import (
+    GIB,
+    KV_BYTES,
+    OF_EXPERTS,
+    OVERHEAD_GIB,
+    QUANTISED,
+    capacity,
+    fewest_gpus,
+    graphs,
+    longest,
+    need,
+    usable,
+)
+from app.settings import Settings, load, of_preset, preset_names
 
 TARGET = TargetFacts(
     parameters_b=10,
@@ -21,6 +42,11 @@ TARGET = TargetFacts(
     ),
 )
 ABOUT = About(target=TARGET, head=HeadFacts(parameters_b=1, layers=2))
+
+DENSE = {
+    "num_hidden_layers": 40, "num_attention_heads": 8, "hidden_size": 1024,
+    "max_position_embeddings": 65536, "dtype": "bfloat16",
+}  # fmt: skip
 
 
 def settings(**values: Any) -> Settings:
@@ -65,6 +91,94 @@ def test_settings_change_it() -> None:
     assert need(settings(), About()) is None
 
 
+@pytest.mark.parametrize(
+    ("values", "arguments"),
+    [
+        ({"tensor_parallel_size": 2}, {"tensor_parallel_size": 2}),
+        ({"max_model_len": 20_000}, {"max_model_len": 20_000}),
+        ({"quantization": "mxfp8"}, {"quantization": "mxfp8"}),
+        ({"dtype": "float32"}, {"dtype": "float32"}),
+        ({"kv_cache_gib": 3}, {"kv_cache_memory_bytes": 3 * GIB}),
+        ({"gpu_memory_utilization": 0.5}, {"gpu_memory_utilization": 0.5}),
+    ],
+)
+def test_sizes_count_wherever_they_are_given(
+    values: dict[str, Any], arguments: dict[str, Any]
+) -> None:
+    """The fault: those in `--engine-args` were not read."""
+    ours, theirs = settings(**values), settings(engine_args=json.dumps(arguments))
+    assert need(ours, ABOUT) == need(theirs, ABOUT)
+    assert usable(ours, 80) == usable(theirs, 80)
+    assert (need(ours, ABOUT), usable(ours, 80)) != (
+        need(settings(), ABOUT),
+        usable(settings(), 80),
+    )
+
+
+def test_every_type_of_vllm_s_kv_cache_and_every_quantisation_has_its_bytes() -> None:
+    """The fault: an unknown one counted two bytes, and a start that fits was refused."""
+    pytest.importorskip("vllm", reason="vllm is not installed")
+    from typing import get_args
+
+    from vllm.config.cache import CacheDType
+    from vllm.config.quantization import ONLINE_QUANT_SHORTHAND_NAMES
+
+    assert set(get_args(CacheDType)) <= set(KV_BYTES)
+    online = set(ONLINE_QUANT_SHORTHAND_NAMES) - {"online"}
+    assert set(QUANTISED) == online | {"experts_int8"}
+    base = need(settings(), ABOUT)
+    four_bits = settings(
+        quantization="mxfp4", engine_args='{"kv_cache_dtype": "int4_per_token_head"}'
+    )
+    small = need(four_bits, ABOUT)
+    assert base and small
+    assert small.weights < 0.3 * base.weights and small.kv < 0.3 * base.kv
+
+
+def test_a_quantisation_of_experts_alone_leaves_a_dense_target_as_it_is() -> None:
+    """The fault: a dense target counted half, and its start failed once the weights were loaded."""
+    pytest.importorskip("vllm", reason="vllm is not installed")
+    from vllm.config.quantization import _ONLINE_SHORTHANDS
+
+    assert {name for name, args in _ONLINE_SHORTHANDS.items() if args.linear is None} < OF_EXPERTS
+    dense, base = facts_in(DENSE, 20_000_000_000), need(settings(), ABOUT)
+    mixture = facts_in({**DENSE, "num_experts": 128}, 20_000_000_000)
+    assert base is not None
+    for name in OF_EXPERTS:
+        quantised = settings(quantization=name)
+        whole, small = (need(quantised, About(target=facts)) for facts in (dense, mixture))
+        assert whole and small
+        assert whole.weights == base.weights
+        assert small.weights == pytest.approx(base.weights * QUANTISED[name] / 2)
+
+
+def test_one_latent_vector_stands_for_the_keys_and_values_of_all_heads() -> None:
+    """The fault: GLM-4.7-Flash on one H200 was refused at its second start. With MLA vLLM keeps one
+    vector of a token in each layer, whole on every GPU."""
+    glm = {
+        "num_hidden_layers": 47, "num_attention_heads": 20, "num_key_value_heads": 20,
+        "head_dim": 64, "hidden_size": 2048, "kv_lora_rank": 512, "qk_rope_head_dim": 64,
+        "max_position_embeddings": 202752, "dtype": "bfloat16",
+    }  # fmt: skip
+    about = About(target=facts_in(glm, 62_500_000_000))
+    for gpus in (1, 2):
+        serves = load({"model": "a/b", "tensor_parallel_size": gpus}, {})
+        needed = need(serves, about)
+        assert needed is not None and needed.token_bytes == 47 * 576 * 2
+        finding = check_gpu_memory(serves, about, [140.4] * gpus)
+        assert finding is not None and finding.status == "ok"
+
+
+def test_a_pair_that_is_named_has_the_facts_of_its_own_preset() -> None:
+    """The fault: the first preset of a target stood for all of its heads, also where a file of
+    settings named another one."""
+    for name in preset_names():
+        assert facts_for(of_preset(name)) == about_preset(name)
+    qwen = of_preset("qwen3-8b").model.model
+    other = load({"model": qwen, "drafter": "some/head"}, {})
+    assert facts_for(other) == about_preset("qwen3-8b")
+
+
 def test_graphs_and_steps_are_those_of_the_engine() -> None:
     """The same functions make the engine's options."""
     wanted = settings(max_num_seqs=128, max_num_batched_tokens=None, k=7)
@@ -97,21 +211,28 @@ def test_a_pair_that_fits_says_so() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpus", "values", "remedy"),
+    ("gpus", "values", "status", "remedy"),
     [
-        ([24.0], {}, "2 such GPUs"),
-        ([24.0, 24.0], {}, "--tensor-parallel-size 2"),
-        ([2.0], {}, "larger GPUs"),
-        ([80.0], {"tensor_parallel_size": 2}, "--tensor-parallel-size"),
-        ([28.0], {"max_model_len": 65536, "max_num_batched_tokens": 8192}, "--max-model-len"),
-        ([80.0], {"gpu_memory_utilization": 0.2}, "--gpu-memory-utilization 0.92"),
+        ([24.0], {}, "warn", "2 such GPUs"),
+        ([24.0, 24.0], {}, "warn", "--tensor-parallel-size 2"),
+        ([20.0], {}, "FAIL", "2 such GPUs"),  # the weights are 18.6 GiB
+        ([2.0], {}, "FAIL", "larger GPUs"),
+        ([80.0], {"tensor_parallel_size": 2}, "FAIL", "--tensor-parallel-size"),
+        (
+            [28.0],
+            {"max_model_len": 65536, "max_num_batched_tokens": 8192},
+            "warn",
+            "--max-model-len",
+        ),
+        ([80.0], {"gpu_memory_utilization": 0.2}, "FAIL", "--gpu-memory-utilization 0.92"),
     ],
 )
 def test_a_pair_that_does_not_fit_says_what_would(
-    gpus: list[float], values: dict[str, Any], remedy: str
+    gpus: list[float], values: dict[str, Any], status: str, remedy: str
 ) -> None:
+    """Only weights that do not fit end a start: the rest of the sum has allowances."""
     finding = check_gpu_memory(settings(**values), ABOUT, gpus)
-    assert finding is not None and finding.status == "FAIL"
+    assert finding is not None and finding.status == status
     assert finding.remedy is not None and remedy in finding.remedy
 
 

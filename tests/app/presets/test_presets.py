@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from app.cli import main
 from app.commands.models import describe
 from app.errors import SettingsError
-from app.presets.about import about_preset, facts_for, facts_in
-from app.presets.memory import QUANTISED, need
+from app.presets.about import About, HeadFacts, about_preset, facts_for, facts_in
+from app.presets.memory import QUANTISED, graphs, need
 from app.settings import REPOSITORY, load, of_preset, preset_names
 
 NAMES = preset_names()
@@ -149,11 +150,61 @@ def test_facts_come_from_a_configuration() -> None:
         (2, 2, 64, None),
         (2, 2, 64, 128),
     ]
-    assert facts.weights_gib == 2
+    assert facts.parameters_b == pytest.approx(1024**3 / 1e9)
+    # vLLM loads float32 in two bytes, and quantised weights as they are stored.
+    stored = facts_in({**gpt_oss, "dtype": "float32"}, 4 * 1024**3)
+    assert stored is not None and stored.parameters_b == facts.parameters_b
+    stored = facts_in({**gpt_oss, "quantization_config": {}}, 2 * 1024**3)
+    assert stored is not None and stored.weights_gib == 2
     gemma = {**gpt_oss, "num_global_key_value_heads": 1, "global_head_dim": 128}
     facts = facts_in(gemma, 1)
     assert facts is not None and (facts.kv[0].heads, facts.kv[0].head_dim) == (1, 128)
     assert facts_in({"model_type": "mamba"}, 1) is None
+
+
+HYBRID = {
+    "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 32, "hidden_size": 256,
+    "max_position_embeddings": 1024, "num_hidden_layers": 9,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "layers", "written"),
+    [
+        ("jamba", 2, {"attn_layer_period": 4, "attn_layer_offset": 2}),
+        ("nemotron_h", 2, {"hybrid_override_pattern": "M-M*-ME*-"}),
+        ("qwen3_next", 3, {"full_attention_interval": 3}),
+        ("lfm2", 2, {"full_attn_idxs": [2, 5]}),
+        ("granitemoehybrid", 1, {"layer_types": ["mamba"] * 8 + ["attention"]}),
+        ("zamba2", 3, {"layers_block_type": ["mamba", "mamba", "hybrid"] * 3}),
+        (None, 3, {"layer_group_size": 4}),
+        (None, 9, {}),
+    ],
+)
+def test_only_layers_of_attention_have_a_kv_cache(
+    kind: str | None, layers: int, written: dict[str, Any]
+) -> None:
+    """However a hybrid model's configuration says which they are; transformers reads it alike."""
+    facts = facts_in({**HYBRID, **written}, 1)
+    assert facts is not None
+    assert [(group.layers, group.window) for group in facts.kv] == [(layers, None)]
+    assert facts.layers == HYBRID["num_hidden_layers"]
+    if kind is not None:
+        from transformers import AutoConfig
+
+        theirs = AutoConfig.for_model(kind, **{"num_hidden_layers": 9, **written}).layer_types
+        assert sum(each in ("full_attention", "hybrid") for each in theirs) == layers
+
+
+def test_the_graphs_of_a_hybrid_model_are_those_of_all_its_layers() -> None:
+    settings = load({"model": "a/b", "drafter": "a/c", "k": 3}, {})
+    head = HeadFacts(parameters_b=0.1, layers=1)
+    found = [
+        graphs(settings, About(target=facts_in({**HYBRID, **written}, 1), head=head))
+        for written in ({}, {"attn_layer_period": 4, "attn_layer_offset": 2})
+    ]
+    assert found[0] is not None
+    assert found[0] == found[1]
 
 
 def test_the_table_has_a_line_for_each(capsys: pytest.CaptureFixture[str]) -> None:
@@ -170,6 +221,7 @@ def test_a_page_shows_sum_and_notes(capsys: pytest.CaptureFixture[str]) -> None:
     page = capsys.readouterr().out
     needed = need(of_preset("gpt-oss-20b"), about_preset("gpt-oss-20b"))
     assert needed is not None and needed.sum() in page
+    assert "24 GB (L4, A10G): 2, " in page
     assert all(note in page for note in about_preset("gpt-oss-20b").notes)
     assert main(["models", "nope"]) == 2
 

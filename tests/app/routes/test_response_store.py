@@ -37,6 +37,13 @@ def test_what_is_kept_comes_back() -> None:
     assert store.item("a", "msg_r2") is None
 
 
+def test_a_text_takes_the_room_of_its_utf_8() -> None:
+    """Catches: escapes, with which a Chinese conversation takes twice as much of the bounds."""
+    kept = stored("r", "\u6c49\u5b57")
+    for data in (kept.body, kept.output[0].data):
+        assert "\u6c49\u5b57".encode() in data
+
+
 def test_all_tenants_together_have_a_bound() -> None:
     """The tenant with most makes room, and one with little keeps what it has."""
     size = stored("r").size

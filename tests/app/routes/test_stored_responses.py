@@ -135,6 +135,10 @@ def texts(payload: JSON) -> list[str]:
     return found
 
 
+def input_text(text: str) -> JSON:
+    return {"type": "input_text", "text": text}
+
+
 def test_a_conversation_goes_on_by_id(served: Served) -> None:
     client, echo = served
     first = ask(client, input="one")
@@ -367,11 +371,11 @@ def test_a_previous_response_of_a_wrong_type_is_left_to_the_checks(served: Serve
 
 def test_a_kept_response_is_read_without_being_parsed(served: Served, parsed: CountedJson) -> None:
     client, _ = served
-    first = ask(client, input=[{"role": "user", "content": "one", "id": "msg_a"}])
+    item = {"type": "message", "role": "user", "content": [input_text("one")], "id": "msg_a"}
+    first = ask(client, input=[item])
     where = f"{PATH}/{first['id']}"
     assert client.get(where).json() == first
     page = client.get(f"{where}/input_items").json()
-    item = {"role": "user", "content": "one", "id": "msg_a"}
     ends = {"first_id": "msg_a", "last_id": "msg_a"}
     assert page == {"object": "list", "data": [item], "has_more": False, **ends}
     assert parsed.texts == []
@@ -439,6 +443,33 @@ def test_input_items_come_in_pages(served: Served) -> None:
     assert page(limit=44)[1]["has_more"] is True
 
 
+def test_the_end_of_a_large_stream_is_rewritten_beside_the_event_loop(
+    served: Served, parsed: CountedJson
+) -> None:
+    client, echo = served
+    streamed(client, input="one")
+    assert "aerie-body_0" not in parsed.threads
+    echo.text = "x" * 10_000
+    streamed(client, input="one")
+    assert "aerie-body_0" in parsed.threads
+
+
+def test_a_page_shares_the_bound_of_all_bodies(served: Served, parsed: CountedJson) -> None:
+    """Catches: a copy for each reader beyond any bound; one that is made on the event loop."""
+    client, _ = served
+    item = {"role": "user", "content": "x" * 10_000, "id": "msg_same"}
+    where = f"{PATH}/{ask(client, input=[item, item])['id']}/input_items"
+    admission = client.app.state.admission  # type: ignore[attr-defined]
+    admission.body_bytes = admission.max_body_bytes - 20_000
+    refused = client.get(where)
+    assert (refused.status_code, parsed.texts) == (429, [])
+    assert refused.json()["error"]["code"] == "server_overloaded"
+    assert admission.body_bytes == admission.max_body_bytes - 20_000, "nothing stays taken"
+    admission.body_bytes = 0
+    assert len(client.get(where).json()["data"]) == 2
+    assert parsed.threads == {"aerie-body_0"}
+
+
 @pytest.mark.parametrize("order", ["asc", "desc"])
 def test_pages_end_where_items_share_an_id(served: Served, order: str) -> None:
     """As the official clients read them: each page begins after the last item of the one before."""
@@ -455,7 +486,28 @@ def test_pages_end_where_items_share_an_id(served: Served, order: str) -> None:
             break
     assert texts({"input": listed}) == (said if order == "asc" else said[::-1])
     assert len({item["id"] for item in listed}) == len(items)
-    assert listed[0 if order == "asc" else -1] == items[0]
+    assert listed[0 if order == "asc" else -1]["id"] == "msg_same"
+
+
+def test_messages_are_listed_in_the_form_of_openais_api(served: Served) -> None:
+    """Clients read `item.content[0].text`, and tell items apart by their type."""
+    client, _ = served
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}", "id": "fc_1"}
+    said = {"type": "message", "role": "user", "content": [input_text("three")], "id": "msg_3"}
+    items = [
+        {"role": "system", "content": "one", "id": "msg_1"},
+        {"role": "assistant", "content": "two", "id": "msg_2"},
+        call,
+        said,
+    ]
+    where = f"{PATH}/{ask(client, input=items)['id']}/input_items"
+    listed = client.get(where, params={"order": "asc"}).json()["data"]
+    system = {"type": "message", "role": "system", "content": [input_text("one")], "id": "msg_1"}
+    text = {"type": "output_text", "text": "two", "annotations": []}
+    output = {"type": "message", "role": "assistant", "content": [text], "id": "msg_2"}
+    assert listed == [system, output, call, said]
+    (only,) = client.get(f"{PATH}/{ask(client, input='hi')['id']}/input_items").json()["data"]
+    assert (only["type"], only["content"]) == ("message", [input_text("hi")])
 
 
 @pytest.mark.parametrize(

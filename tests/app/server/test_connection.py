@@ -16,8 +16,10 @@ import uvicorn
 
 from app.server import connection
 from app.settings import ServerSettings
+from tests.waiting import soon
 
 PLENTY_S = 20.0
+SMALL_BUFFER = 4096
 FAST = {
     "header_timeout_s": 0.4,
     "write_timeout_s": 0.4,
@@ -102,6 +104,8 @@ async def serving(app: App | None = None, **limits: Any) -> AsyncIterator[Server
     inner.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
     async with asyncio.timeout(60):
         with socket.create_server(("127.0.0.1", 0)) as listener:
+            # Or the kernel would hold megabytes that no client reads.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SMALL_BUFFER)
             task = asyncio.create_task(inner._serve([listener]))
             try:
                 yield Server(served, listener.getsockname()[1], inner)
@@ -434,6 +438,70 @@ async def test_a_stream_that_is_read_goes_on() -> None:
             assert await reader.read(65536)
         assert not server.app.left.is_set()
         writer.close()
+
+
+class Large(App):
+    """Answers with so many bytes at once."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        headers = [(b"content-length", b"%d" % self.size)]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b"x" * self.size})
+
+
+@asynccontextmanager
+async def reading_little(server: Server, head: bytes = b"") -> AsyncIterator[socket.socket]:
+    """A client that has sent a request, and for which the kernel holds little of the answer."""
+    with socket.socket() as client:
+        client.setblocking(False)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER)
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(client, ("127.0.0.1", server.port))
+        await loop.sock_sendall(client, b"GET / HTTP/1.1\r\nhost: x\r\n" + head + b"\r\n")
+        yield client
+
+
+@pytest.mark.parametrize("head", [b"", b"connection: close\r\n"], ids=["kept", "closing"])
+async def test_an_answer_that_is_read_slowly_is_read_whole(head: bytes) -> None:
+    """Several times the write timeout passes before the buffer is empty enough to write again."""
+    loop = asyncio.get_running_loop()
+    async with serving(Large(3_000_000)) as server, reading_little(server, head) as client:
+        began, received = loop.time(), 0
+        async with asyncio.timeout(PLENTY_S):
+            while received < server.app.size:  # type: ignore[attr-defined]
+                data = await loop.sock_recv(client, 2**16)
+                assert data, f"cut after {received} bytes"
+                received += len(data)
+                await asyncio.sleep(max(0.0, began + received / 1_500_000 - loop.time()))
+        assert loop.time() - began > 4 * FAST["write_timeout_s"]
+
+
+@pytest.mark.parametrize("stop_at", [2**19, 2**14], ids=["early", "almost at the end"])
+async def test_an_answer_that_is_no_longer_read_is_cut(stop_at: int) -> None:
+    """Catches: a connection that is kept for ever, because its client once read enough of it."""
+    loop = asyncio.get_running_loop()
+    async with (
+        serving(Large(2**20)) as server,
+        reading_little(server, b"connection: close\r\n") as client,
+    ):
+        await loop.sock_recv(client, 1000)
+        (connected,) = server.inner.server_state.connections
+        while connected.transport.get_write_buffer_size() > stop_at:  # type: ignore[union-attr]
+            await loop.sock_recv(client, 1000)
+        assert connected.transport.get_write_buffer_size() > 0  # type: ignore[union-attr]
+        await soon(lambda: not server.inner.server_state.connections, PLENTY_S)
+
+
+async def test_an_idle_client_that_reads_nothing_and_sends_an_empty_line_is_cut() -> None:
+    async with serving(Large(60_000)) as server, reading_little(server) as client:
+        connections = server.inner.server_state.connections
+        await soon(lambda: any(each.transport.get_write_buffer_size() for each in connections))
+        await asyncio.get_running_loop().sock_sendall(client, b"\r\n")
+        await soon(lambda: not connections, PLENTY_S)
 
 
 async def test_one_connection_too_many() -> None:

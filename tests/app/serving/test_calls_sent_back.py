@@ -1,4 +1,4 @@
-"""Whatever a model calls a tool with is handed out, and is taken back."""
+"""Whatever a model calls a tool with is handed out, and is taken back; so are listed items."""
 
 from __future__ import annotations
 
@@ -113,3 +113,21 @@ def test_a_custom_tools_call_is_taken_back(gateway: Gateway, streaming: bool) ->
     assert turn[0]["input"] == "duck 🦆, half \ufffd one"
     response = send_back(client, "responses", turn, tools)
     assert response.status_code == 200, response.text
+
+
+def test_the_items_of_a_response_are_taken_back(gateway: Gateway) -> None:
+    """Each was given an id, which not every type of item has in vLLM's request model."""
+    client, path = gateway(tool_call_parser="hermes", answer="Hello."), PATHS["responses"]
+    items = [
+        {"role": "system", "content": "Be brief."},
+        USER,
+        {"type": "message", "role": "assistant", "content": "I call f."},
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": "1"},
+    ]
+    body: JSON = {**VALID["responses"], "tools": TOOLS["responses"], "input": items}
+    made = client.post(path, json=body).json()
+    listed = client.get(f"{path}/{made['id']}/input_items?order=asc").json()["data"]
+    assert [item["id"][:6] for item in listed] == [f"item_{n}" for n in range(len(items))]
+    again = client.post(path, json={**body, "input": listed})
+    assert again.status_code == 200, again.text

@@ -20,6 +20,7 @@ CHATS: list[tuple[str, dict[str, Any]]] = [
     ("/v1/chat/completions", {"messages": [USER]}),
     ("/v1/chat/completions", {"messages": [USER], "stream": True}),
     ("/v1/responses", {"input": "hi"}),
+    ("/v1/responses/input_tokens", {"input": "hi"}),
     ("/v1/messages", {"messages": [USER], "max_tokens": 4}),
     ("/v1/messages/count_tokens", {"messages": [USER]}),
     ("/tokenize", {"messages": [USER]}),

@@ -15,9 +15,12 @@ from vllm.exceptions import GenerationError, VLLMValidationError
 
 from app.declaration.endpoint import Endpoint
 from app.endpoints.messages import MessagesFormat
+from app.endpoints.responses import ResponsesFormat
+from app.llm import vllm_errors
 from app.llm.async_llm import refuse_too_many_repeats
 from app.llm.first_token import settle_first_token
 from app.request_usage import RequestUsage, current_usage, set_current_usage
+from app.serving.events import events
 from app.serving.operation import Operation
 
 
@@ -103,6 +106,40 @@ def test_an_answer_that_repeats_much_of_its_request_is_written_beside_the_event_
 
     thread = asyncio.run(scenario())["written in"]
     assert thread.startswith("aerie-body") is beside
+
+
+class NamesThread(ResponsesFormat):
+    """Writes which thread writes an event."""
+
+    def event(self, item: Any, *, null_usage: bool = False) -> str:
+        return f"{item.type} {threading.current_thread().name}"
+
+
+def test_events_that_repeat_a_large_answer_are_written_beside_the_event_loop() -> None:
+    """Catches: streams that stand still for seconds while one ends with its log probabilities."""
+    response = SimpleNamespace(status="completed", output=[])
+    items = [
+        SimpleNamespace(type="response.created", response=response),
+        SimpleNamespace(type="response.output_text.delta"),
+        SimpleNamespace(type="response.content_part.done", part=None),
+        SimpleNamespace(type="response.output_item.done", item=None),
+        SimpleNamespace(type="response.completed", response=response),
+    ]
+
+    async def stream() -> AsyncGenerator[Any, None]:
+        for item in items:
+            yield item
+
+    async def scenario(size: int) -> list[bool]:
+        usage = RequestUsage()
+        usage.echoed_bytes = size
+        set_current_usage(usage)
+        written = [text async for text in events(stream(), NamesThread(), vllm_errors.internal)]
+        assert [text.partition(" ")[0] for text in written] == [item.type for item in items]
+        return ["aerie-body" in text for text in written]
+
+    assert asyncio.run(scenario(100_000)) == [True, False, True, True, True]
+    assert not any(asyncio.run(scenario(100)))
 
 
 async def refusing(error: Exception) -> AsyncGenerator[str, None]:

@@ -65,7 +65,26 @@ def test_what_was_asked_for_stays() -> None:
     found = published({"input_messages": [], "user": "me", "text": {"verbosity": "low"}})
     assert found["input_messages"] == []
     assert found["user"] == "me"
-    assert found["text"] == {"verbosity": "low"}
+    assert found["text"] == {"format": {"type": "text"}, "verbosity": "low"}
+
+
+def test_tools_and_calls_have_no_null_that_the_schema_does_not_have() -> None:
+    function = {"type": "function", "name": "f", "strict": None, "async": None}
+    custom = {"type": "custom", "name": "g", "format": None, "async": None}
+    inner = {**function, "defer_loading": None}
+    namespace = {"type": "namespace", "name": "n", "description": "d", "tools": [inner]}
+    call = {"type": "function_call", "name": "f", "arguments": "{}", "async": None}
+    found = published(
+        {"tools": [function, custom, namespace], "output": [call], "text": {"format": None}}
+    )
+    plain = {"type": "function", "name": "f", "strict": None}
+    assert found["tools"] == [
+        plain,
+        {"type": "custom", "name": "g"},
+        {**namespace, "tools": [plain]},
+    ]
+    assert found["output"] == [{"type": "function_call", "name": "f", "arguments": "{}"}]
+    assert found["text"] == {"format": {"type": "text"}}
 
 
 @pytest.mark.parametrize("script", ['"usage":"logprobs":{"content":', "Hi." + CALL])

@@ -114,7 +114,9 @@ def item_facts(items: list[JSON]) -> list[JSON]:
         fact = {"type": item["type"], "status": item.get("status"), "text": text}
         fact |= {name: item.get(name) for name in ("name", "arguments", "input")}
         fact["logprobs"] = [
-            entry["token"] for part in item.get("content") or () for entry in part["logprobs"] or ()
+            entry["token"]
+            for part in item.get("content") or ()
+            for entry in part.get("logprobs") or ()
         ]
         facts.append(fact)
     return facts
@@ -190,11 +192,32 @@ def test_messages(client: Client, script: str, limit: int, steps: list[int], too
     check_messages(client, messages_body(limit, tools))
 
 
+def test_an_empty_message_has_a_block_of_empty_text(client: Client) -> None:
+    """Catches: a stream without a block, of which Anthropic's client makes no text."""
+    client.engine.script = ""
+    whole, events = both(client, "messages", messages_body(4, False))
+    assert whole["content"] == [{"type": "text", "text": ""}]
+    check_messages(client, messages_body(4, False))
+    starts = [event for event in events if event["type"] == "content_block_start"]
+    assert [event["content_block"] for event in starts] == whole["content"]
+    assert [event["type"] for event in events] == [
+        *("message_start", "content_block_start", "content_block_delta", "content_block_stop"),
+        *("message_delta", "message_stop"),
+    ]
+
+
 def test_messages_with_reasoning() -> None:
     client = Client(reasoning_parser="qwen3")
     client.engine.script = "<think>Hm.</think>Hi."
     whole = check_messages(client, messages_body(64, False))
     assert [block["type"] for block in whole["content"]] == ["thinking", "text"]
+
+
+@pytest.mark.parametrize("limit", [8, 16, 64])
+def test_responses_with_reasoning(limit: int) -> None:
+    client = Client(reasoning_parser="qwen3", tool_call_parser="hermes")
+    client.engine.script = "<think>Hm so.</think>Hi." + CALL
+    check_responses(client, responses_body(limit, True))
 
 
 @given(script=SCRIPTS, limit=st.integers(1, 64), steps=STEPS)

@@ -25,6 +25,12 @@ RULES = {endpoint.name: endpoint.fields for endpoint in declared()}
     ("field", "value"),
     [
         *(("max_tokens", value) for value in ("5", True, 5.5, [5], {"a": 5})),
+        # vLLM's model writes the bounds of these into their type.
+        *(
+            (field, value)
+            for field in ("truncate_prompt_tokens", "stream_interval")
+            for value in ("5", True)
+        ),
         *(
             (field, value)
             for field in ("temperature", "top_p", "presence_penalty")

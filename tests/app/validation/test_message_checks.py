@@ -123,3 +123,42 @@ def test_blocks_that_change_the_tools_are_refused(kind: str, role: str | None) -
         message_checks.check_blocks(payload)
     place = "messages[0].content" if role else "system"
     assert (caught.value.status, caught.value.param) == (400, f"{place}[1].type")
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "right", "wrong"),
+    [
+        ("text", "text", "", 5),
+        ("thinking", "thinking", "Hm.", []),
+        ("image", "source", {"type": "url", "url": "http://x"}, "http://x"),
+    ],
+)
+def test_a_block_without_its_content_is_refused(
+    kind: str, field: str, right: Any, wrong: Any
+) -> None:
+    """Catches: a block that vLLM drops without a word."""
+    whole = {"type": kind, field: right}
+    message_checks.check_blocks({"messages": [{"role": "user", "content": [whole]}]})
+    for broken in ({"type": kind}, {"type": kind, field: wrong}):
+        payload = {"messages": [USER, {"role": "user", "content": [whole, broken]}]}
+        with pytest.raises(ApiError) as caught:
+            message_checks.check_blocks(payload)
+        assert (caught.value.status, caught.value.param) == (
+            400,
+            f"messages[1].content[1].{field}",
+        )
+
+
+def test_a_system_prompt_is_text() -> None:
+    """Catches: a block of another kind that vLLM drops without a word."""
+    text, image = {"type": "text", "text": "x"}, {"type": "image", "source": {}}
+    for payload, place in (
+        ({"system": [text, image], "messages": [USER]}, "system"),
+        ({"messages": [USER, {"role": "system", "content": [text, image]}]}, "messages[1].content"),
+    ):
+        with pytest.raises(ApiError, match="must be 'text'") as caught:
+            message_checks.check_blocks(payload)
+        assert (caught.value.status, caught.value.param) == (400, f"{place}[1].type")
+    with pytest.raises(ApiError, match="Missing") as caught:
+        message_checks.check_blocks({"system": [{"type": "text"}]})
+    assert caught.value.param == "system[0].text"

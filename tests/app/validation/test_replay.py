@@ -162,6 +162,13 @@ def test_an_unfinished_output_message_at_the_end_is_continued(client: Client) ->
     assert rendered.endswith("<|im_start|>assistant\nThe answer is")
 
 
+@pytest.mark.parametrize("status", ["in_progress", "incomplete", "completed"])
+def test_a_users_message_is_answered_whatever_its_status(client: Client, status: str) -> None:
+    """Catches: a prompt that ends within the user's turn, which the model then goes on with."""
+    said = {**HELLO, "type": "message", "status": status}
+    assert prompt(client, "responses", input=[said]) == prompt(client, "responses", input=[HELLO])
+
+
 @pytest.mark.parametrize(
     ("result", "texts"),
     [

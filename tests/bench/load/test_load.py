@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from bench.load.arrivals import closed_loop, open_loop, poisson
@@ -14,7 +19,12 @@ from bench.load.client import Client, Job
 from bench.load.counters import Counters, speculation
 from bench.load.null_server import Script
 from bench.load.run import measure
+from bench.sweep.fleet import Fleet
+from bench.systems.method import parse
+from tests.http_server import Handler, serving
+from tests.waiting import until
 
+ROOT = Path(__file__).resolve().parents[3]
 JOB = Job.of("/v1/completions", {"prompt": "x", "stream": True})
 
 
@@ -66,6 +76,68 @@ async def test_a_moving_limit_moves_the_load() -> None:
     assert await closed_loop(send, limits) == list(range(15))
     assert all(now <= limits[index] for index, now in seen)
     assert max(now for _, now in seen) == 4
+
+
+def test_an_open_loops_start_and_tail_do_not_count_in_its_steady_tokens(against: Any) -> None:
+    """Catches: 100 requests of 0.4 s in 2 s of arrivals are a sixth too slow."""
+    rate, tokens = 50.0, 40
+    times = [index / rate for index in range(100)]
+    script = Script(chunks=21, tokens=tokens, gap_s=0.02)
+    found = against(script, lambda client: measure(client, [JOB] * 100, times=times))
+    assert found["failed"] == 0
+    assert found["steady_tokens_per_second"] == pytest.approx(rate * tokens, rel=0.1)
+    assert found["tokens_per_second"] < 0.9 * rate * tokens
+
+
+async def test_the_end_of_an_address_and_a_running_servers_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen = []
+
+    class Models(Handler):
+        def do_GET(self) -> None:
+            seen.append((self.path, self.headers["Authorization"]))
+            self.answer(200, b'{"data": [{"id": "m"}]}')
+
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    with serving(Models) as url:
+        for ending in ("", "/", "/v1", "/v1/"):
+            async with Client.of_running_server(url + ending) as client:
+                assert await client.models() == ["m"]
+        attached = {"x": f"{url}/v1/"}
+        methods = parse("other:x")
+        async with Fleet(methods, {}, "", Path(), lambda _: None, attached) as fleet:
+            await fleet.model_of(methods[0])
+    assert seen == [("/v1/models", "Bearer secret")] * 5
+
+
+def test_a_busy_process_ends_with_a_bench_that_was_ended() -> None:
+    """SIGTERM and SIGHUP end a bench without its `finally`."""
+    program = (
+        "import psutil, time; from bench.load.busy import busy_process\n"
+        "with busy_process():\n"
+        "    print(psutil.Process().children()[0].pid, flush=True); time.sleep(60)"
+    )
+    bench = subprocess.Popen(
+        [sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    assert bench.stdout is not None
+    busy = psutil.Process(int(bench.stdout.readline()))
+    bench.terminate()
+    bench.wait()
+    bench.stdout.close()
+    try:
+        until(lambda: _has_ended(busy), 20, "the busy process outlived its bench", 0.1)
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            busy.kill()
+
+
+def _has_ended(process: psutil.Process) -> bool:
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def test_poisson_arrivals_have_their_rate_and_their_seed() -> None:

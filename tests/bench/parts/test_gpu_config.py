@@ -38,6 +38,7 @@ WITH_FLASHINFER = [name for name in PRESETS if not name.endswith("-long-context"
 THEIRS = {
     "max_num_seqs": 16, "max_num_batched_tokens": 4096, "cudagraph_capture_sizes": [8, 64],
 }  # fmt: skip
+WHOLE_PROMPTS = {"enable_chunked_prefill": False}
 WITHOUT_HEAD = ("embedded", "qwen3-8b", "gpt-oss-120b")
 CASES = [
     *(Case(name, gpu) for name, gpu in PAIRS),
@@ -49,6 +50,7 @@ CASES = [
     Case("gpt-oss-120b", "H100", given={"tensor_parallel_size": 8}),
     Case("gpt-oss-20b", "H100", given=THEIRS),
     Case("gpt-oss-20b", "H100", given={"enforce_eager": True}),
+    Case("qwen3-8b", "H100", given=WHOLE_PROMPTS),
     *(Case(name, "H100", head=False) for name in WITHOUT_HEAD),
 ]
 SCRIPT = """
@@ -196,6 +198,15 @@ def test_an_operator_s_own_values_win(built: dict[str, Configuration]) -> None:
     assert (found.sequences, found.tokens, found.sizes) == (16, 4096, [8, 64])
     eager = outcome(built, Case("gpt-oss-20b", "H100", given={"enforce_eager": True}))
     assert eager.sizes == [] and sum(eager.counts) == 0
+
+
+def test_a_server_that_reads_prompts_whole_has_room_for_the_longest(
+    built: dict[str, Configuration],
+) -> None:
+    found = outcome(built, Case("qwen3-8b", "H100", given=WHOLE_PROMPTS))
+    longest = of_preset("qwen3-8b").engine.max_model_len
+    assert longest is not None and found.tokens - longest >= found.sequences * 5
+    assert found.without_graph == 0
 
 
 def test_the_table_has_a_row_for_each(built: dict[str, Configuration]) -> None:

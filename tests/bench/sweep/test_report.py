@@ -50,6 +50,30 @@ def test_the_report_is_one_file_with_everything_in_it(table: Table, tmp_path: Pa
         assert name in page
 
 
+def test_the_report_claims_no_best_fixed_k_where_only_k_0_ran() -> None:
+    cells = {(name, 1, 0): cell(speed) for name, speed in (("off", 100.0), ("adaptive", 142.1))}
+    page = html(Table(parse("off,adaptive"), cells), PLAN, {}, "")
+    assert "1.42 times no speculation" in page
+    assert "never below" not in page and "best fixed K" not in page
+
+
+def test_the_report_says_how_it_was_measured(table: Table) -> None:
+    plain = html(table, PLAN, {}, "")
+    assert "64 tokens an answer, greedy. " in plain and "All servers ran at once." in plain
+    changes = {
+        "switchback": True, "seconds": 5.0, "settle": 0.5, "temperature": 0.8, "stop_at_eos": True,
+        "constraint": "json-schema", "context": 3000, "together": False, "spread": 0.5,
+    }  # fmt: skip
+    page = html(table, PLAN | changes, {}, "")
+    for said in (
+        "turns of 5 s under one load; the first 0.5 s of each", "temperature 0.8",
+        "at most 64 ± 50% tokens", "held to json-schema", "about 3000 tokens of source code",
+        "Servers ran one after the other: ",
+    ):  # fmt: skip
+        assert said in page
+    assert "greedy" not in page and "tail are in the time" not in page
+
+
 def test_the_drawing_is_svg_and_png(table: Table, tmp_path: Path) -> None:
     files = save(figure_of(table), tmp_path / "sweep.jsonl")
     assert [file.name for file in files] == ["sweep.svg", "sweep.png"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 import time
@@ -13,9 +14,13 @@ from typing import Any
 import pytest
 
 from app.validation.json_schema import enforceable
+from bench.load.client import Client
 from bench.load.intervals import of_equal_time
 from bench.load.null_server import Script, start
-from bench.sweep.cells import Work
+from bench.load.run import SPECULATION
+from bench.options import attached
+from bench.sweep import sweep_methods
+from bench.sweep.cells import Work, takes_cache_salt, takes_ignore_eos
 from bench.sweep.fleet import Fleet
 from bench.sweep.journal import Journal, JournalError
 from bench.sweep.run import Plan, sweep
@@ -64,10 +69,10 @@ def run_on(asked: Plan, file: Path, scripts: dict[str, Script]) -> Journal:
         started = {name: await start(script) for name, script in scripts.items()}
         journal = Journal(file)
         journal.begin(asked.entry(), {})
-        attached = {name: f"http://127.0.0.1:{port}" for name, (_, port) in started.items()}
+        addresses = {name: f"http://127.0.0.1:{port}" for name, (_, port) in started.items()}
         methods = parse(asked.methods)
         try:
-            async with Fleet(methods, {}, "", file.parent, lambda _: None, attached) as fleet:
+            async with Fleet(methods, {}, "", file.parent, lambda _: None, addresses) as fleet:
                 await sweep(asked, journal, fleet, lambda _: None)
         finally:
             for server, _ in started.values():
@@ -111,6 +116,54 @@ def test_each_choice_of_sources_is_switched_to(tmp_path: Path) -> None:
     adaptive = [body["sources"] for body in switches if body["objective"] == "throughput"]
     assert set(map(tuple, adaptive)) == {(), ("head",), ("head", "lookup")}
     assert {"objective": "off"} in switches
+
+
+@pytest.mark.parametrize("usage", [True, False])
+@pytest.mark.parametrize(
+    ("state", "changes"),
+    [
+        (
+            {"objective": "fixed", "k": 4, "tpot_s": None, "sources": ["head"]},
+            {"objective": "fixed", "k": 4, "sources": ["head"]},
+        ),
+        (
+            {"objective": "latency", "k": 3, "tpot_s": 0.02, "sources": ["head", "lookup"]},
+            {"objective": "latency", "tpot_s": 0.02, "sources": ["head", "lookup"]},
+        ),
+    ],
+    ids=["fixed", "latency"],
+)
+def test_an_attached_gateway_is_set_back(
+    tmp_path: Path, usage: bool, state: dict[str, Any], changes: dict[str, Any]
+) -> None:
+    """After a failure too: here of every request."""
+    gateway = Script(2, 2, usage=usage, pages={SPECULATION: json.dumps(state)})
+    asked = plan(methods="off,adaptive", concurrencies=(1,), rounds=1)
+    with contextlib.nullcontext() if usage else pytest.raises(RuntimeError, match="usage"):
+        run(asked, tmp_path / "a.jsonl", Script(2, 2), gateway)
+    switches = [body for method, _, body in gateway.seen if method == "PATCH"]
+    assert switches[0] == {"objective": "off"}
+    assert switches[-1] == changes
+    assert switches.count(changes) == 1
+
+
+def test_an_attached_gateway_that_has_ended_hides_no_error(tmp_path: Path) -> None:
+    told: list[str] = []
+
+    async def end() -> None:
+        pages = {SPECULATION: json.dumps({"objective": "off", "k": 0, "sources": []})}
+        server, port = await start(Script(pages=pages))
+        attached = {"gateway": f"http://127.0.0.1:{port}"}
+        (method,) = parse("adaptive")
+        async with Fleet([method], {}, "", tmp_path, told.append, attached) as fleet:
+            client = await fleet.switch(method)
+            server.close()
+            client.url = "http://127.0.0.1:9"
+            raise RuntimeError("a request failed")
+
+    with pytest.raises(RuntimeError, match="a request failed"):
+        asyncio.run(end())
+    assert len(told) == 1 and told[0].startswith('gateway was not set back to {"objective": "off"')
 
 
 class PagesThatGrow(dict[str, str]):
@@ -276,10 +329,76 @@ def test_results_of_another_plan_are_not_mixed(tmp_path: Path) -> None:
         Journal(other)
 
 
-@pytest.mark.parametrize("name", ["commit", "versions", "cpu", "gpus"])
+def test_another_head_server_or_setting_of_the_environment_is_another_plan(
+    serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Catches: a file goes on with figures of another head or server, under one plan."""
+    out = tmp_path / "a.jsonl"
+    monkeypatch.setattr("bench.sweep.sweep_methods._draw", lambda *_: None)
+    urls = [serve(Script(2, 2)), serve(Script(2, 2))]
+
+    def main(url: str, *more: str) -> int:
+        return sweep_methods.main([
+            "--methods", "off", "--workload", "completion", "--concurrency", "1", "--rounds", "1",
+            "--requests", "1", "--attach", f"gateway={url}", "--out", str(out), *more,
+        ])  # fmt: skip
+
+    assert main(urls[0]) == 0
+    monkeypatch.setenv("AERIE_API_KEY", "secret")
+    assert main(urls[0]) == 0  # a key changes no figure, and is not written
+    assert "secret" not in out.read_text()
+    for differs, url, more in (
+        ("attached", urls[1], ()), ("eagle3", urls[0], ("--eagle3", "heads/e")),
+    ):  # fmt: skip
+        assert main(url, *more) == 1
+        assert f"another plan ({differs} differ)" in capsys.readouterr().err
+    monkeypatch.setenv("AERIE_MAX_NUM_SEQS", "4")
+    assert main(urls[0]) == 1
+    assert "another plan (environment differ)" in capsys.readouterr().err
+
+
+def test_an_attached_server_that_no_method_has_is_refused() -> None:
+    """Catches: a misspelt name is passed over, and an engine is started instead."""
+    names = servers(parse("off,k:3,other:x"))
+    assert attached(["x=http://a"], names) == {"x": "http://a"}
+    with pytest.raises(ValueError, match=r"--attach gatewya=.*are gateway, x"):
+        attached(["gatewya=http://a"], names)
+
+
+@pytest.mark.parametrize(
+    ("failure", "refuses"), [("HTTP 400: x", True), ("HTTP 422: x", True), ("HTTP 429: x", None)]
+)
+async def test_a_server_that_is_busy_refuses_no_field(
+    monkeypatch: pytest.MonkeyPatch, failure: str, refuses: bool | None
+) -> None:
+    """Catches: a server whose cache may hold the prompts, because it was busy at the first one."""
+
+    async def measure(client: Client, jobs: Any, **_: Any) -> dict[str, Any]:
+        body = json.loads(jobs[0].body)
+        if "cache_salt" in body or "ignore_eos" in body:
+            return {"failed": 1, "failures": [failure]}
+        return {"failed": 0}
+
+    monkeypatch.setattr("bench.sweep.cells.measure", measure)
+    work = Work([Prompt(text="x")], "m", 8, ignore_eos=False)
+    for asking in (
+        takes_cache_salt(Client("http://a"), work),
+        takes_ignore_eos(Client("http://a"), replace(work, ignore_eos=True)),
+    ):
+        if refuses is None:
+            with pytest.raises(RuntimeError, match="answers no request: HTTP 429"):
+                await asking
+        else:
+            assert await asking is False
+
+
+@pytest.mark.parametrize("name", ["commit", "versions", "cpu", "cores", "gpus"])
 def test_results_of_another_source_or_machine_are_not_continued(tmp_path: Path, name: str) -> None:
     """Catches: a table of old figures under today's commit, versions and hardware."""
-    here = {"commit": "a", "versions": {"vllm": "1"}, "cpu": "b", "gpus": ["c"], "date": "then"}
+    here = {
+        "commit": "a", "versions": {"vllm": "1"}, "cpu": "b", "cores": 2, "gpus": ["c"],
+        "date": "then",
+    }  # fmt: skip
     journal = Journal(tmp_path / "a.jsonl")
     journal.begin({}, here)
     Journal(tmp_path / "a.jsonl").begin({}, {**here, name: "other"})  # it has no figures yet
@@ -400,6 +519,32 @@ def test_adaptive_of_all_sources_is_the_one_that_is_compared() -> None:
     }  # fmt: skip
     heading = "Over the head alone (this gateway, adaptive K without other sources) in the same"
     assert heading in table.text()
+
+
+def test_k_0_alone_is_no_best_fixed_k() -> None:
+    """Its ratio is printed under its own name."""
+    speeds = {"off": [100.0], "adaptive": [142.1]}
+    text = Table(parse("off,adaptive"), cells(speeds)).text()
+    assert "Adaptive over K = 0 (no other fixed K was measured):" in text
+    assert "best fixed K" not in text
+    fixed = Table(parse("off,k:3,adaptive"), cells({**speeds, "k:3": [90.0]})).text()
+    assert "Adaptive over the best fixed K (K = 0 included" in fixed
+
+
+def test_a_k_that_was_dropped_after_one_of_two_rounds_takes_none_from_the_others() -> None:
+    speeds = {"off": [100.0, 100.0], "k:3": [110.0, 140.0], "k:7": [40.0], "adaptive": [120.0] * 2}
+    (best,) = Table(parse("off,k:3,k:7,adaptive"), cells(speeds)).best
+    assert (best.best.name, best.ratio) == ("k:3", pytest.approx(120.0 / (2 / (1 / 110 + 1 / 140))))
+
+
+def test_answers_that_the_model_ended_are_marked() -> None:
+    ended = cells({"off": [100.0], "adaptive": [150.0]})
+    for cell in ended.values():
+        cell["ignore_eos"] = True
+    assert "*" not in Table(parse("off,adaptive"), ended).text()
+    ended["adaptive", 1, 0]["ignore_eos"] = False
+    text = Table(parse("off,adaptive"), ended).text()
+    assert "| 1 | 100 | 150*     |" in text and "\n*: the model ended its answers" in text
 
 
 def test_turns_of_equal_time_are_not_rounds_of_equal_work() -> None:

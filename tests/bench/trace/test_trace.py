@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Callable
 from pathlib import Path
-from threading import Event, Thread
 from typing import Any
 
 import pytest
 
+from bench.load.client import Client
 from bench.load.intervals import of_equal_time
-from bench.load.null_server import Script, start
+from bench.load.null_server import Script
 from bench.load.run import SPECULATION
 from bench.served import run, speedup
+from bench.sweep import sweep_methods
 from bench.sweep.cells import Work
 from bench.sweep.journal import Journal
 from bench.systems.method import parse
@@ -22,40 +21,6 @@ from bench.trace import trace_methods
 from bench.trace.stages import limits, stages
 
 STATE = json.dumps({"requests": 3, "k": 2})
-
-
-@pytest.fixture
-def serve() -> Any:
-    """Start fake servers that live beside a command; returns the address of each."""
-    ended: list[Callable[[], None]] = []
-
-    def begin(script: Script) -> str:
-        ready, ports, loops = Event(), [], []
-
-        async def live() -> None:
-            server, port = await start(script)
-            stop = asyncio.Event()
-            loops.append((asyncio.get_running_loop(), stop))
-            ports.append(port)
-            ready.set()
-            await stop.wait()
-            server.close()
-
-        thread = Thread(target=lambda: asyncio.run(live()))
-        thread.start()
-        assert ready.wait(10)
-
-        def end() -> None:
-            loop, stop = loops[0]
-            loop.call_soon_threadsafe(stop.set)
-            thread.join(10)
-
-        ended.append(end)
-        return f"http://127.0.0.1:{ports[0]}"
-
-    yield begin
-    for end in ended:
-        end()
 
 
 def test_stages_are_work_not_time() -> None:
@@ -168,6 +133,98 @@ def test_run_has_open_loops_and_says_what_failed(serve: Any) -> None:
     assert run.main([*good, "--requests", "8", "--workload", "completion"]) == 0
     bad = ["--url", serve(Script(usage=False)), "--repeats", "1"]
     assert run.main([*bad, "--workload", "completion"]) == 1
+
+
+def test_an_open_loops_table_has_the_tokens_of_its_steady_part(
+    serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(run, "ARRIVALS_S", 1.0)
+    out = tmp_path / "run.jsonl"
+    url = serve(Script(10, 20, gap_s=0.02))
+    assert run.main([
+        "--url", url, "--rate", "30", "--repeats", "1", "--workload", "completion",
+        "--out", str(out),
+    ]) == 0  # fmt: skip
+    (line,) = [json.loads(text) for text in out.read_text().splitlines()]
+    assert line["requests"] == 30
+    assert line["steady_tokens_per_second"] != line["tokens_per_second"]
+    row = capsys.readouterr().err.splitlines()[-1].split("|")
+    assert row[3].strip() == f"{line['steady_tokens_per_second']:.0f}"
+
+
+def test_fewer_requests_than_users_are_refused(
+    serve: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = Script(4, 8)
+    assert run.main(["--url", serve(script), "--concurrency", "1,8", "--requests", "4"]) == 1
+    assert "--requests 4 is less than 8 users" in capsys.readouterr().err
+    assert script.seen == []
+
+
+def test_a_server_that_ends_is_a_row_and_not_the_end(
+    serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first server too, over which ratios are."""
+    gone, other = serve(Script(4, 8)), serve(Script(4, 8))
+    measured = run.measure
+
+    async def measure(client: Client, *given: Any, **more: Any) -> Any:
+        if client.url == gone:
+            raise RuntimeError("GET /metrics: ServerDisconnectedError")
+        return await measured(client, *given, **more)
+
+    monkeypatch.setattr(run, "measure", measure)
+    out = tmp_path / "run.jsonl"
+    assert run.main([
+        "--url", f"a={gone}", "--url", f"b={other}", "--concurrency", "1", "--requests", "2",
+        "--repeats", "2", "--workload", "completion", "--out", str(out),
+    ]) == 1  # fmt: skip
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [line["failures"] for line in lines if line["system"] == "a"] == [
+        ["GET /metrics: ServerDisconnectedError"]
+    ] * 2
+    told = capsys.readouterr().err.splitlines()
+    rows = {row.split("|")[1].strip(): row for row in told if row.startswith("| ")}
+    assert "4 in 2 of 2 repeats" in rows["a"]
+    assert rows["b"].split("|")[3].strip() and rows["b"].rstrip(" |").endswith("0")
+
+
+RESULTS = Path(run.__file__).parents[1] / "results"
+
+
+@pytest.mark.parametrize(
+    ("command", "file", "text"),
+    [
+        (sweep_methods, "headline-smollm2-intel-amx-2cpu", "Adaptive over K = 0 (no other"),
+        (sweep_methods, "adaptive-smollm2-lasting-batches-intel-amx-2cpu", "geometric mean | "),
+        (trace_methods, "trace-smollm2-intel-amx-2cpu", "adaptive / best"),
+        (speedup, "speedup-smollm2-intel-amx-2cpu", "gauge is off by"),
+    ],
+)
+def test_tables_of_published_results_are_only_printed(
+    command: Any, file: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Catches: a report and plots that are written beside the results."""
+    copy = tmp_path / f"{file}.jsonl"
+    copy.write_bytes((RESULTS / copy.name).read_bytes())
+    assert command.main(["--table", "--out", str(copy)]) == 0
+    assert text in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == [copy]
+    assert copy.read_bytes() == (RESULTS / copy.name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("command", "file", "name"),
+    [
+        (sweep_methods, "trace-smollm2-intel-amx-2cpu", "aerie bench trace"),
+        (trace_methods, "headline-smollm2-intel-amx-2cpu", "aerie bench sweep"),
+    ],
+)
+def test_results_of_another_command_have_no_table(
+    command: Any, file: str, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main(["--table", "--out", str(RESULTS / f"{file}.jsonl")]) == 1
+    assert f"has the results of `{name}" in capsys.readouterr().err
 
 
 def test_work_takes_prompts_around_the_end() -> None:

@@ -51,6 +51,15 @@ SPEED = {
 }  # fmt: skip
 
 
+def test_a_prompt_may_hold_other_ends_of_lines(tmp_path: Path) -> None:
+    """Writers of JSON leave U+2028 and U+0085 as they are, and a line of JSON ends at \\n alone."""
+    texts = ["a\u2028b", "a\x85b", "c"]
+    lines = [json.dumps({"prompt": text}, ensure_ascii=False) for text in texts]
+    file = tmp_path / "a.jsonl"
+    file.write_bytes("\r\n".join(lines).encode())
+    assert [prompt.text for prompt in read_file(file)] == texts
+
+
 def test_published_formats(tmp_path: Path) -> None:
     file = write(tmp_path / "HumanEval.jsonl.gz", HUMANEVAL)
     assert read_file(file) == [Prompt(text="def f():\n")]

@@ -52,6 +52,8 @@ second = client.responses.create(
     model=model, input=[result], tools=flat, previous_response_id=first.id
 )
 assert "sunny" in second.output_text
+counted = client.responses.input_tokens.count(model=model, input=question, tools=flat)
+assert counted.input_tokens == first.usage.input_tokens
 with client.responses.stream(model=model, input="Hi") as stream:
     for _ in stream:
         pass

@@ -209,11 +209,27 @@ def test_sums_only_grow(requests: int) -> None:
 
 def test_a_probe_that_gains_is_no_negative_loss() -> None:
     budget = ProbeBudget(Tuning())
-    probe = budget.begin(3, k_in_force=1)
+    probe = budget.begin(3, k_in_force=1, busy_s=0.0)
     budget.charge(probe, -5.0)
     budget.end(probe, tokens_per_second=100.0)
     assert (budget.lost_tokens, budget.lost_seconds) == (0.0, 0.0)
     assert budget.allowance_tokens == 5.0, "but the next one may lose as much more"
+
+
+def test_a_debt_does_not_end_the_probes_of_zero() -> None:
+    """The speed-up is measured against K = 0. Catches: beside a busy process probes lose much, and
+    the cost of K = 0 stays what it was then, until hours later the debt is paid."""
+    policy = controller()
+    run = engine(policy, [(math.inf, 1)], hardware=SMOLLM2, survival=CODE, output=10**9)
+    run.run(steps=300)
+    assert policy.snapshot()["k"] > 0
+    policy._probes.allowance_tokens = -1e6
+    before = policy.snapshot()
+    run.run(steps=8000)
+    after = policy.snapshot()
+    minutes = (after["busy_seconds"] - before["busy_seconds"]) / 60.0
+    assert minutes > 3.0
+    assert after["probes"]["plain"] - before["probes"]["plain"] == pytest.approx(minutes, abs=1.0)
 
 
 def test_an_unused_allowance_is_not_saved_for_a_burst() -> None:

@@ -230,6 +230,14 @@ def test_impossible_shapes_are_refused(
         replace(config, **changes)
 
 
+def test_a_number_of_heads_that_vllm_does_not_read_is_refused() -> None:
+    """transformers checks it for Llama's configurations alone."""
+    odd = OLD | {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 16}
+    with pytest.raises(ValueError, match="num_attention_heads 6 does not divide hidden_size 64"):
+        HeadConfig.from_json(odd | {"model_type": "llama"})
+    assert HeadConfig.from_json(odd | {"model_type": "qwen3"}).num_attention_heads == 6
+
+
 LIBRARY: dict[str, Any] = {
     "transformer_layer_config": {
         key: value for key, value in OLD.items() if key not in ("architectures", "eagle_config")

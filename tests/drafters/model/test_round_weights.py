@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,10 +45,22 @@ def test_a_rounded_head_loads_in_its_own_type_and_differs_by_a_few_percent(
 
 @pytest.mark.parametrize("std", [1e-3, 1e4], ids=["too small", "too large"])
 def test_weights_outside_the_range_are_refused_and_left_as_they_are(
-    config: HeadConfig, tmp_path: Path, std: float
+    config: HeadConfig, tmp_path: Path, std: float, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stored_head(config, tmp_path, std)
     before = (tmp_path / WEIGHTS).read_bytes()
-    with pytest.raises(ValueError, match=r"would be off by .* in torch\.float8_e4m3fn"):
-        main([str(tmp_path)])
+    assert main([str(tmp_path)]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.search(r"would be off by .* in torch\.float8_e4m3fn", line)
     assert (tmp_path / WEIGHTS).read_bytes() == before
+
+
+def test_what_is_no_head_is_said_in_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / WEIGHTS).write_bytes(b"")
+    for folder in (tmp_path / "none", tmp_path / "damaged"):
+        assert main([str(folder)]) == 1
+        (line,) = capsys.readouterr().err.splitlines()
+        assert str(folder / WEIGHTS) in line

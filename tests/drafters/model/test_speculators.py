@@ -51,6 +51,17 @@ def read(folder: Path) -> dict[str, Any]:
     return document
 
 
+def test_a_folder_of_a_target_is_found_from_everywhere(
+    config: HeadConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fault: vLLM, started in another folder, took its relative path for a repository."""
+    (tmp_path / "target").mkdir()
+    monkeypatch.chdir(tmp_path)
+    save_speculators(new_head(config), tmp_path / "head", target="target", draft_tokens=5)
+    verifier = read(tmp_path / "head")["speculators_config"]["verifier"]
+    assert verifier["name_or_path"] == str(tmp_path / "target")
+
+
 @pytest.mark.parametrize("token", [3, None])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_round_trip(config: HeadConfig, variant: str, token: int | None, tmp_path: Path) -> None:

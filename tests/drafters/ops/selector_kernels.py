@@ -93,3 +93,24 @@ def test_a_walk_in_steps_goes_on_from_what_was_put_there() -> None:
     assert torch.equal(tokens[:, 1:], drawn)
     added = selector.corrections(tables, states, tokens[:, :-1], candidates)
     torch.testing.assert_close(scores, top + added)
+
+
+@pytest.mark.parametrize(("rank", "count", "dtype"), CASES, ids=str)
+@torch.no_grad()
+def test_a_request_that_is_not_finite_gets_candidates_of_its_own(
+    rank: int, count: int, dtype: torch.dtype
+) -> None:
+    """Catches, on a GPU: of scores that are all NaN the largest was one behind the candidates. What
+    was read there stood for a token, and its row of the tables may be anywhere."""
+    selector, tables, states, logits, first = case(rank, count, dtype, 3, 4)
+    top, candidates = top_candidates(logits, count)
+    tokens = torch.full((3, 5), -7, device=DEVICE)
+    tokens[:, 0] = first
+    states[2] = torch.nan
+    selector_triton.walk(
+        top, candidates, selector.project(states), tables.before, tables.candidate, tokens,
+        torch.empty(top.shape, device=DEVICE),
+    )  # fmt: skip
+    assert bool((candidates == tokens[:, 1:, None]).any(-1).all())
+    expected = selector.walk(tables, states[:2], logits[:2], first[:2])
+    assert torch.equal(tokens[:2, 1:], expected)

@@ -32,13 +32,13 @@ def prompts(target: FrozenTarget, tmp_path: Path) -> Path:
     [([], "say hi </s>"), (["--chat-template-kwargs", '{"enable_thinking": 1}'], "think hi </s>")],
 )
 def test_prompts_are_rendered_as_asked(
-    target: FrozenTarget, prompts: Path, options: list[str], rendered: str
+    target: FrozenTarget, prompts: Path, tmp_path: Path, options: list[str], rendered: str
 ) -> None:
     common = ["--target", "t", "--prompts", str(prompts), *options]
     args = train_parser(None).parse_args(
         [*common, "--out", "o", "--max-length", "120", "--response-tokens", "60"]
     )
-    (trained,) = train_head._prompts(target, args)
+    (trained,) = train_head._prompts(target, tmp_path, args)
     args = evaluate_parser(None).parse_args([*common, "--tokens", "20"])
     ((evaluated,),) = evaluate_head._workloads(args, target, 5, print).values()
     assert trained == evaluated

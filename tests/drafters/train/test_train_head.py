@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,9 +16,15 @@ from app.cli import main as aerie
 from drafters.model.checkpoint import load_head, save_head
 from drafters.model.config import HeadConfig
 from drafters.model.head import DraftHead
-from drafters.train import runtime
+from drafters.train import runtime, train_head
+from drafters.train import target as target_module
 from drafters.train.data.mix import load_mix
-from drafters.train.optimisation.head_init import default_taps, mask_token_of
+from drafters.train.optimisation.head_init import (
+    HeadPlan,
+    default_taps,
+    mask_token_of,
+    new_head,
+)
 from drafters.train.optimisation.loop import Trainer
 from drafters.train.runtime import seconds_of, slow_bfloat16
 from drafters.train.target import FrozenTarget
@@ -46,7 +55,7 @@ def train(target_folder: Path, prompts: Path) -> Train:
     """Short runs: of a head of one layer, or on from the one in `init`. They return exit codes."""
 
     def run(
-        out: Path, *options: str, init: Path | None = None, target: Path = target_folder
+        out: Path, *options: str, init: Path | None = None, target: Path | str = target_folder
     ) -> int:
         head = ["--layers", "1"] if init is None else ["--init", str(init)]
         return aerie([
@@ -161,6 +170,29 @@ def test_a_head_and_its_provenance(
     assert len(facts["data_sha256"]) == 64
 
 
+def test_a_packaged_target_is_named_by_its_folder(
+    train: Train, target_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fault: `vllm serve HEAD` does not know the name."""
+    name, folder = "packaged:tiny", str(target_folder)
+    for module in (train_head, target_module):
+        monkeypatch.setattr(module, "resolve", lambda given: folder if given == name else given)
+    options = (*MASK, "--tokens", "1", "--layout", "speculators")
+    assert train(tmp_path / "head", *options, target=name) == 0
+    document = json.loads((tmp_path / "head" / "config.json").read_text())
+    assert document["speculators_config"]["verifier"]["name_or_path"] == folder
+
+
+def test_texts_are_not_left_beside_a_head_against_its_makers_will(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mix = tmp_path / "head" / "mix.jsonl.gz"
+    assert train(tmp_path / "head", *MASK, "--tokens", "1") == 0
+    assert mix.is_file() and f"{mix} holds texts" in capsys.readouterr().out
+    assert train(tmp_path / "head", *MASK, "--tokens", "1", "--no-mix") == 0
+    assert not mix.exists() and "holds texts" not in capsys.readouterr().out
+
+
 def test_a_second_run_reuses_responses_and_goes_on(
     train: Train,
     tmp_path: Path,
@@ -184,6 +216,50 @@ def test_a_second_run_reuses_responses_and_goes_on(
     assert "16 of 16 are answered already" in printed
     assert "resumed at step" in printed
     assert load_head(out).config.method == "eagle3"
+
+
+def test_a_run_goes_on_in_the_type_that_it_began_in(
+    train: Train,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The fault: a CPU measured anew which type is faster, and --dtype changed it unseen."""
+    target = write_target(tmp_path / "target", dtype=torch.bfloat16)
+    out, dtypes = tmp_path / "head", list[torch.dtype]()
+
+    def killed(self: Trainer, file: Path, save_every: float = 120.0) -> None:
+        dtypes.append(self.head.fc.weight.dtype)
+        self.save(file)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Trainer, "run", killed)
+    for in_half in (2.0, 0.5):
+        seconds = {torch.bfloat16: in_half, torch.float32: 1.0}
+        monkeypatch.setattr(runtime, "seconds_of", seconds.get)
+        with pytest.raises(KeyboardInterrupt):
+            train(out, *MASK, target=target)
+    assert dtypes == [torch.float32, torch.float32]
+    assert train(out, *MASK, "--dtype", "bfloat16", target=target) == 1
+    assert "saved run with other dtype: float32" in capsys.readouterr().err
+
+
+def test_a_template_that_writes_the_date_asks_nothing_again_on_another_day(
+    train: Train,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text("{{ strftime_now('%d %b %Y') }} {{ messages[0]['content'] }}")
+    options = (*MASK, "--tokens", "1", "--chat-template", str(template))
+    assert train(tmp_path / "head", *options) == 0
+    # The function that transformers gives to templates, on another day.
+    formatter = "transformers.utils.chat_template_utils.datetime"
+    monkeypatch.setattr(formatter, SimpleNamespace(now=lambda: datetime(2031, 5, 7)))
+    capsys.readouterr()
+    assert train(tmp_path / "head", *options) == 0
+    assert "16 of 16 are answered already" in capsys.readouterr().out
 
 
 def test_a_target_that_caps_its_logits_teaches_its_distribution(
@@ -294,12 +370,22 @@ def test_a_run_whose_loss_is_not_finite_writes_nothing(
     assert not out.exists()
 
 
-@pytest.mark.parametrize("option", ["--minutes", "--tokens", "--epochs", "--k-train"])
-def test_budgets_and_k_are_positive(option: str) -> None:
-    given = ["--target", "t", "--out", "o", "--prompts", "p", option, "0"]
+@pytest.mark.parametrize(
+    "option",
+    [
+        *("--minutes 0", "--tokens 0", "--epochs 0", "--k-train 0", "--max-length 0"),
+        *("--cache-gib -1", "--partitions -1", "--temperature -1", "--muon-lr -1", "--adam-lr nan"),
+        *("--retain 0", "--retain 1.1", "--dropout 1.5", "--sampled-share 7"),
+    ],
+)
+def test_numbers_out_of_bounds_are_refused_before_anything_is_loaded(
+    option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--target", "t", "--out", "o", "--prompts", "p", *option.split()]
     with pytest.raises(SystemExit) as refused:
         aerie(["train", *given])
     assert refused.value.code == 2
+    assert f"argument {option.split()[0]}: must be" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -330,6 +416,12 @@ def test_the_placeholder_is_a_token_that_no_text_has(target: FrozenTarget) -> No
     assert mask_token_of(target, None) == rows - 1  # a row that the tokenizer does not use
     assert mask_token_of(target, "<|im_end|>") == named["<|im_end|>"]
     assert mask_token_of(target, "17") == 17
+    plain = target.tokenizer
+    target.tokenizer = SimpleNamespace(  # ids with a gap: the last one is a token of texts
+        mask_token_id=None, get_vocab=lambda: {str(i): i for i in range(rows) if i != 40}
+    )
+    assert mask_token_of(target, None) == 40
+    target.tokenizer = plain
     target.tokenizer.add_special_tokens({"additional_special_tokens": ["<|last|>"]})
     with pytest.raises(ValueError, match="--mask-token"):
         mask_token_of(target, None)
@@ -343,6 +435,25 @@ def test_default_taps_lie_within_the_target() -> None:
         taps = default_taps(layers)
         assert list(taps) == sorted(set(taps))
         assert 0 < taps[0] <= taps[-1] < layers
+
+
+@pytest.mark.parametrize(
+    ("heads", "of_the_head"), [((4, 2), (4, 2)), ((6, 2), (4, 2)), ((7, 7), (4, 1))]
+)
+def test_a_head_has_attention_heads_that_vllm_reads(
+    target: FrozenTarget, tmp_path: Path, heads: tuple[int, int], of_the_head: tuple[int, int]
+) -> None:
+    """The fault: of a target such as GLM-4.5, with 96 attention heads at a hidden size of 4096, a
+    head was trained whose config.json nothing could read."""
+    from vllm.transformers_utils.config import get_config
+
+    target.shape = replace(target.shape, num_attention_heads=heads[0], num_key_value_heads=heads[1])
+    head = new_head(target, HeadPlan(method="eagle3"), torch.float32)
+    save_head(head, tmp_path)
+    assert HeadConfig.load(tmp_path) == head.config
+    config = get_config(str(tmp_path), trust_remote_code=False)
+    assert (config.num_attention_heads, config.num_key_value_heads) == of_the_head
+    assert config.head_dim == target.shape.head_dim
 
 
 def test_a_head_is_stored_in_the_type_of_its_target(

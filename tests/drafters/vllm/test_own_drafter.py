@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from vllm import SamplingParams
 from vllm.config import ModelConfig, VllmConfig, get_current_vllm_config
 from vllm.exceptions import VLLMValidationError
@@ -110,8 +111,11 @@ def test_m_rope_is_refused(config: VllmConfig, of: str, monkeypatch: pytest.Monk
     owner = config.model_config if of == "target" else config.speculative_config.draft_model_config
     named = owner.model
     monkeypatch.setattr(ModelConfig, "uses_mrope", property(lambda self: self.model == named))
-    with pytest.raises(NotImplementedError, match="M-RoPE"):
+    with pytest.raises(NotImplementedError, match=r"M-RoPE: leave out --drafter"):
         refuse(config)
+    both = changed(config, model_config__enable_prompt_embeds=True)
+    with pytest.raises(NotImplementedError, match=r"M-RoPE, prompts of embeddings [^:]*$"):
+        refuse(both)
 
 
 @pytest.mark.parametrize(
@@ -171,6 +175,18 @@ def test_heads_of_shapes_that_only_v1_runs_are_refused_on_v2(
         return
     with pytest.raises(NotImplementedError, match=f"{name}.*set {V2}=0"):
         refuse(config)
+
+
+def test_more_requests_than_a_kernel_tells_apart_are_refused_on_v2(
+    config: VllmConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fault: the first step of 8,192 requests ended the engine."""
+    many = changed(config, scheduler_config__max_num_seqs=8192)
+    refuse(many)
+    monkeypatch.setenv(V2, "1")
+    refuse(changed(config, scheduler_config__max_num_seqs=8191))
+    with pytest.raises(NotImplementedError, match=r"more than 8,191 requests .*max_num_seqs"):
+        refuse(many)
 
 
 def test_taps_in_eagle_config_are_counted_too(
@@ -325,3 +341,39 @@ def test_what_lookups_cannot_draft_beside_is_named(
 ) -> None:
     with pytest.raises(NotImplementedError, match=name):
         refuse(changed(drafting(p_eagle, *LOOKUP), **changes))
+
+
+@pytest.mark.parametrize("method", ["head", "lookup"])
+def test_layers_that_are_captured_at_one_length_have_no_drafts_on_v2(
+    p_eagle: VllmConfig, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fault: the start failed at the first capture, when the weights had been loaded."""
+    found = drafting(p_eagle, *LOOKUP) if method == "lookup" else p_eagle
+    monkeypatch.setattr(ModelConfig, "is_hybrid", True)
+    refuse(found)
+    monkeypatch.setenv(V2, "1")
+    with pytest.raises(NotImplementedError, match="Mamba or short-convolution layers"):
+        refuse(found)
+    text = SimpleNamespace(linear_conv_kernel_dim=4)
+    refuse(changed(found, model_config__hf_text_config=text))
+
+
+@pytest.mark.parametrize(
+    ("kind", "any_length"),
+    [
+        ("Qwen3NextConfig", True),
+        ("Qwen3_5TextConfig", True),
+        ("OlmoHybridConfig", True),
+        ("GraniteMoeHybridConfig", False),
+        ("NemotronHConfig", False),
+        ("JambaConfig", False),
+        ("FalconH1Config", False),
+        ("Zamba2Config", False),
+        ("Lfm2Config", False),
+    ],
+)
+def test_gated_delta_nets_are_known_by_their_configuration(kind: str, any_length: bool) -> None:
+    model = SimpleNamespace(
+        is_hybrid=True, is_attention_free=False, hf_text_config=getattr(transformers, kind)()
+    )
+    assert own_drafter._is_captured_at_one_length(model) is not any_length  # type: ignore[arg-type]

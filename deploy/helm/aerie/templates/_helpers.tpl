@@ -41,6 +41,14 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- regexReplaceAll "(?m)= (-?[0-9]+)\\.0$" (toToml .Values.config) "= ${1}" }}
 {{- end }}
 
+{{- /* Sequences that run in each pod beyond which pods are added: 70% of what a gateway admits, which
+is 9/8 of max_num_seqs. That is 128 in the presets. */ -}}
+{{- define "aerie.runningPerPod" -}}
+{{- $sequences := (.Values.config.engine | default dict).max_num_seqs | default 128 }}
+{{- $admitted := (.Values.config.admission | default dict).max_running | default (mulf $sequences 1.125) }}
+{{- .Values.autoscaling.runningPerPod | default (mulf $admitted 0.7 | ceil) }}
+{{- end }}
+
 {{- /* What would start and then not do what was asked for is refused here. */ -}}
 {{- define "aerie.check" -}}
 {{- if and .Values.keys.text .Values.keys.existingSecret }}
@@ -78,6 +86,10 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
 {{- if and .Values.autoscaling.speedup (ne .Values.autoscaling.kind "keda") }}
 {{- fail "autoscaling.speedup: only kind keda looks at it" }}
+{{- end }}
+{{- $public := (.Values.config.admission | default dict).public_paths | default "/metrics" }}
+{{- if and .Values.serviceMonitor.enabled (include "aerie.keysSecret" .) (not .Values.serviceMonitor.apiKey.existingSecret) (not (has "/metrics" (splitList "," (nospace $public)))) }}
+{{- fail "serviceMonitor: config.admission.public_paths leaves /metrics to those with a key; give one in serviceMonitor.apiKey.existingSecret" }}
 {{- end }}
 {{- range $section, $name := dict "server" (list "host" "port" "drain_timeout_s") "engine" (list "tensor_parallel_size") "admission" (list "api_key" "keys" "keys_file" "redis_url") }}
 {{- range $name }}

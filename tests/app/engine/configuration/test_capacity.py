@@ -79,6 +79,17 @@ def test_options_of_a_gpu_server_and_of_a_cpu() -> None:
     assert not {"max_num_batched_tokens", "max_num_seqs"} & set(plain)
 
 
+def test_prompts_that_are_read_whole_have_room() -> None:
+    """The fault: vLLM's own room for them gave way to ours, and a server did not start."""
+    given = {"model": "a/b", "drafter": "c/d", "engine_args": '{"enable_chunked_prefill": false}'}
+    options = engine_options(load({**given, "max_model_len": 32768}, {}), gpu=H100)
+    assert options["max_num_batched_tokens"] >= 32768
+    options = engine_options(load(given, {}), gpu=H100)
+    assert "max_num_batched_tokens" not in options, "vLLM knows the model's length"
+    theirs = engine_options(load({**given, "max_num_batched_tokens": 65536}, {}), gpu=H100)
+    assert theirs["max_num_batched_tokens"] == 65536
+
+
 def test_the_estimate_counts_every_graph_and_says_so() -> None:
     counts = GraphCounts(full=100, parts=20, head=50)
     estimate = estimate_graphs(counts, 7, "p-eagle", layers=40, head_layers=4)

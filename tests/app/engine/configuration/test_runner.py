@@ -72,11 +72,13 @@ def test_a_cpu_has_no_second_path(blame: Blame) -> None:
 def test_lookups_that_an_option_forbids_end_no_start(on_cpu: bool) -> None:
     """Without a head nobody asked for drafts: the model is served without them."""
     plan = start_plan(load({"model": "org/target"}, {}), on_cpu=on_cpu, wish=None)
-    assert plan.paths[-1] is NO_DRAFTS
-    before_the_last = plan.paths[-2]
-    assert plan.after(before_the_last, Blame.UNSUPPORTED) is NO_DRAFTS
-    assert plan.after(before_the_last, Blame.DRAFTS) is NO_DRAFTS
-    assert plan.after(before_the_last, Blame.TARGET) is None
+    assert plan.after(V1, Blame.UNSUPPORTED) is NO_DRAFTS
+    assert plan.after(V1, Blame.TARGET) is None
+    for blame in (Blame.DRAFTS, Blame.RUNNER):
+        assert plan.after(plan.first, blame) is NO_DRAFTS, "and not lookups without compilation"
+    # Where nothing compiles, neither lookups nor their absence help.
+    without_compilation = None if on_cpu else EAGER
+    assert plan.after(NO_DRAFTS, Blame.RUNNER) is without_compilation
 
 
 def test_strict_speculation_ends_at_the_first_failure() -> None:

@@ -42,6 +42,10 @@ def racing(first_row: float, further_row: float) -> Race:
 FAST, ONE_ROW_ONLY = racing(0.5, 0.1), racing(0.5, 2.0)
 
 
+def always(narrow: str) -> bool:
+    return True
+
+
 def never(rows: Sequence[int], narrow: str) -> Sequence[tuple[float, float]]:
     raise AssertionError("nothing was to be measured")
 
@@ -50,8 +54,8 @@ def never(rows: Sequence[int], narrow: str) -> Sequence[tuple[float, float]]:
 def test_the_type_that_multiplies_several_rows_faster_is_taken(tmp_path: Path, stored: str) -> None:
     options = checkpoint(tmp_path, {"torch_dtype": stored})
     narrow = "bfloat16" if stored == "float32" else stored
-    assert weights_dtype(options, PLENTY, FAST) == narrow
-    assert weights_dtype(options, PLENTY, ONE_ROW_ONLY) == "float32"
+    assert weights_dtype(options, PLENTY, FAST, always) == narrow
+    assert weights_dtype(options, PLENTY, ONE_ROW_ONLY, always) == "float32"
 
 
 def test_products_that_waited_for_a_core_do_not_decide(tmp_path: Path) -> None:
@@ -61,7 +65,32 @@ def test_products_that_waited_for_a_core_do_not_decide(tmp_path: Path) -> None:
         fast, full = (15093, 194, 203, 195, 254, 6965), (12038, 372, 374, 423, 451, 3130)
         return list(zip(fast, full, strict=True))
 
-    assert weights_dtype(checkpoint(tmp_path, CONFIG), PLENTY, busy) == "bfloat16"
+    assert weights_dtype(checkpoint(tmp_path, CONFIG), PLENTY, busy, always) == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("features", "narrow", "computes"),
+    [
+        ({"architecture": "x86_64", "avx2": True, "avx512_f": True}, "bfloat16", False),
+        ({"architecture": "x86_64", "avx512_bf16": True}, "bfloat16", True),
+        ({"architecture": "x86_64", "avx512_bf16": True}, "float16", False),
+        ({"architecture": "x86_64", "amx_bf16": True}, "bfloat16", True),
+        ({"architecture": "aarch64"}, "bfloat16", True),
+    ],
+)
+def test_a_type_that_the_processor_lacks_is_not_measured(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    features: dict[str, Any],
+    narrow: str,
+    computes: bool,
+) -> None:
+    """Gateways that started at once on cores with AVX2 alone had found bfloat16 faster."""
+    monkeypatch.setattr("torch.cpu.get_capabilities", lambda: features)
+    options = checkpoint(tmp_path, {"dtype": narrow})
+    assert weights_dtype(options, PLENTY, FAST if computes else never) == (
+        narrow if computes else "float32"
+    )
 
 
 def test_a_multimodal_configuration_nests_it(tmp_path: Path) -> None:

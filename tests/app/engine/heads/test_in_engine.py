@@ -42,7 +42,8 @@ async def under_load(engine: Engine) -> AsyncIterator[None]:
 
     async def answer() -> None:
         while True:
-            llm = engine._llm
+            launched = engine._launched
+            llm = None if launched is None else launched.llm
             if not engine.ready or llm is None:
                 await asyncio.sleep(0.1)
                 continue
@@ -104,8 +105,8 @@ async def scenario(engine: Engine, heads: HeadGenerations, lineage: Lineage, tmp
         await heads.pin(None)
         assert heads.generation == better
 
-        assert engine._llm is not None
-        os.kill(engine._llm.processes[0], signal.SIGKILL)
+        llm, _ = engine._launched.running  # type: ignore[union-attr]
+        os.kill(llm.processes[0], signal.SIGKILL)
         await soon(lambda: not engine.ready, IN_TIME_S, told)
         await soon(lambda: engine.ready, IN_TIME_S, told)
         assert heads.generation == better

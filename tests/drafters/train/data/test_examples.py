@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app.validation.replay import chat_messages
 from drafters.train.data.examples import Example, MalformedLine, encode, read_examples
 from tests.drafters.train.tiny import BEGIN, TURN_END, tokenizer
 
@@ -32,13 +36,15 @@ def _file(folder: Path, *lines: bytes | str | dict, name: str = "a.jsonl") -> Pa
 
 def test_both_kinds_are_read_in_order(tmp_path: Path) -> None:
     tools = [{"type": "function", "function": {"name": "f"}}]
+    function = {"name": "f", "description": None, "parameters": None}
+    described = [{"type": "function", "function": function}]
     first = _file(tmp_path, {"prompt": "def f(", "task_id": 7}, "", "  \r", {"messages": [USER]})
     second = _file(tmp_path, {"messages": [USER], "tools": tools, "prompt": None}, name="b.jsonl")
     examples = read_examples([first, second])
     assert examples == [
         Example(messages=None, prompt="def f("),
         Example(messages=(USER,), prompt=None),
-        Example(messages=(USER,), prompt=None, tools=tools),
+        Example(messages=(USER,), prompt=None, tools=described),
     ]
     assert [example.where for example in examples] == [f"{first}:1", f"{first}:4", f"{second}:1"]
 
@@ -76,6 +82,60 @@ def test_arguments_of_calls_are_objects_as_in_service(
         line = {"messages": [USER, turn, {"role": "tool", "content": "4"}]}
         spelled.append(read_examples([_file(tmp_path, line)])[0].messages)
     assert spelled[0] == spelled[1]
+
+
+SYSTEM, DEVELOPER = (
+    {"role": role, "content": f"of the {role}"} for role in ("system", "developer")
+)
+CALLING = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+RESULT = {"role": "tool", "tool_call_id": "1", "content": "4"}
+SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}}
+# Writes all that a template may read of a conversation.
+WHOLE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.reasoning }}|{{ m.reasoning_content }}|"
+    "{{ m.content }}|{{ m.tool_calls | default([]) | tojson }}{% endfor %}{{ tools | tojson }}"
+)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"messages": [USER, {**ANSWER, "reasoning": "so"}, USER]},
+        {"messages": [USER, {**ANSWER, "reasoning_content": "so"}, USER]},
+        {"messages": [USER, {**CALLING, "reasoning": "so"}, RESULT]},
+        {"messages": [DEVELOPER, USER]},
+        {"messages": [SYSTEM, DEVELOPER, USER, ANSWER, DEVELOPER, USER]},
+        {"messages": [SYSTEM, USER, SYSTEM, USER]},
+        {"messages": [USER], "tools": [{"type": "function", "function": {"name": "f"}}]},
+        {"messages": [USER], "tools": [{
+            "function": {"parameters": SCHEMA, "strict": True, "name": "f", "description": "d"},
+            "type": "function",
+        }]},
+    ],
+    ids=["reasoning", "reasoning_content", "reasoning before a call", "a developer", "developers",
+         "systems", "a bare tool", "a whole tool"],
+)  # fmt: skip
+@pytest.mark.parametrize("template", [WHOLE, WHOLE + "{# 'developer' #}"], ids=["", "developer"])
+def test_conversations_are_rendered_as_in_service(
+    tmp_path: Path, line: dict[str, Any], template: str
+) -> None:
+    """The fault: a head learned prompts that are never served."""
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionToolsParam
+    from vllm.renderers.chat_utils import parse_chat_messages
+    from vllm.renderers.hf import safe_apply_chat_template
+
+    reader = tokenizer()
+    reader.chat_template = template
+    ids = encode(read_examples([_file(tmp_path, line)])[0], reader, max_tokens=10_000)
+    model: Any = SimpleNamespace(multimodal_config=None, enable_prompt_embeds=False)
+    messages: Any = chat_messages(copy.deepcopy(line["messages"]))
+    conversation, _, _ = parse_chat_messages(messages, model, "string")
+    tools = [ChatCompletionToolsParam(**tool).model_dump() for tool in line.get("tools", [])]
+    served = safe_apply_chat_template(
+        model, reader, conversation, tools=tools or None, chat_template=template, tokenize=False,
+        add_generation_prompt=True,
+    )  # fmt: skip
+    assert ids is not None and reader.decode(ids) == served
 
 
 def test_only_a_newline_ends_a_line_and_a_byte_order_mark_is_ignored(tmp_path: Path) -> None:

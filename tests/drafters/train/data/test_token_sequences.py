@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from itertools import pairwise
 from pathlib import Path
 
@@ -49,6 +50,22 @@ def test_texts_survive_a_file_with_their_hash(tmp_path: Path) -> None:
     assert [text.tokens.tolist() for text in again] == [text.tokens.tolist() for text in texts]
     assert [text.prompt for text in again] == [2, 1, 4]
     assert [file.name for file in (tmp_path / "new").iterdir()] == ["a.safetensors"]
+
+
+def test_a_full_disk_and_a_damaged_file_are_errors_that_name_the_file(tmp_path: Path) -> None:
+    """The fault: the library's own error, which commands do not know, ended them by a traceback."""
+    file = tmp_path / "a.safetensors"
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, limits[1]))
+    try:
+        with pytest.raises(OSError, match=f"{file} cannot be written"):
+            _texts([5000]).save(file)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not list(tmp_path.iterdir())
+    file.write_bytes(b"")
+    with pytest.raises(ValueError, match=f"{file} holds no tensors"):
+        Texts.load(file)
 
 
 def test_the_hash_sees_tokens_borders_and_prompts() -> None:

@@ -325,9 +325,18 @@ def test_the_embedded_tokenizer_is_known_by_its_tokens(target: FrozenTarget) -> 
     assert not is_embedded(target.tokenizer)
 
 
-def test_heads_are_run_in_the_dtype_of_the_target(
-    command: list[str], capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("options", "used"), [([], "bfloat16"), (["--dtype", "float32"], "float32")]
+)
+def test_target_and_heads_run_in_the_dtype_that_is_asked_for_or_faster_here(
+    command: list[str],
+    options: list[str],
+    used: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main([*command, "--dtype", "bfloat16", "--k", "1", "--json"]) == 0
+    """The tiny target is stored in float32."""
+    monkeypatch.setattr(evaluate_head, "slow_bfloat16", lambda device: torch.bfloat16)
+    assert main([*command, *options, "--k", "1", "--json"]) == 0
     document = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert document["settings"]["dtype"] == str(torch.bfloat16).removeprefix("torch.")
+    assert document["settings"]["dtype"] == used

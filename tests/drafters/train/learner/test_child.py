@@ -21,7 +21,7 @@ from tests.clock import Clock
 
 def test_new_tokens_are_those_that_a_round_could_use_and_none_has_looked_at(tmp_path: Path):
     """The fault: a service that gives the same answers again and again began a round with each
-    20,000 tokens of them."""
+    8,000 tokens of them."""
     (tmp_path / FOLDER).mkdir()
 
     def answered(at: float, prompt: int, tokens: int, tenant: str = "") -> bytes:

@@ -103,7 +103,7 @@ def learner(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A learner whose child waits for data."""
     parent = subprocess.Popen(command(folder), stdout=subprocess.PIPE)
     assert parent.stdout is not None
-    assert b"waiting: 0 of 20000 new tokens" in parent.stdout.readline()
+    assert b"waiting: 0 of 8000 new tokens" in parent.stdout.readline()
     yield parent
     parent.kill()
     parent.wait()

@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from drafters.train.optimisation.buckets import bucket
 from drafters.train.optimisation.head_init import HeadPlan, new_head, weights_digest
 from drafters.train.optimisation.loop import LoopOptions, ResumeError, Trainer, partitions_for
 from drafters.train.optimisation.loss import chunk_rows, cross_entropy_backward
+from drafters.train.optimisation.step import DepthLosses
 from drafters.train.progress import Progress
 from drafters.train.target import FrozenTarget
 
@@ -35,12 +37,13 @@ def texts() -> Texts:
 def trainer(
     target: FrozenTarget, texts: Texts, tokens: int, options: LoopOptions = OPTIONS,
     method: str = "p-eagle", folder: Path = Path(), start: str | None = None,
-    draft_vocabulary: Sequence[int] | None = None,
+    draft_vocabulary: Sequence[int] | None = None, own_embeddings: bool | None = None,
 ) -> Trainer:  # fmt: skip
     plan = HeadPlan(
         method=method,  # type: ignore[arg-type]
         layers=1,
         taps=(0, 1, 2),
+        own_embeddings=own_embeddings,
         draft_vocabulary=draft_vocabulary,
         mask_token=3,
         seed=2,
@@ -76,6 +79,33 @@ def test_an_epoch_is_one_pass_whatever_the_draft_vocabulary(
     one_pass = batches(texts, tokens=OPTIONS.batch_tokens, generator=torch.Generator())
     assert run.progress.tokens == budget
     assert abs(run.progress.steps - len(list(one_pass))) <= 1  # batches depend on the order
+
+
+@pytest.mark.parametrize("infinite", [1, 10])
+def test_a_gradient_that_is_not_finite_ends_a_run_only_if_others_follow(
+    target: FrozenTarget, texts: Texts, infinite: int
+) -> None:
+    """The fault: one in the last update threw away the whole run."""
+    run = trainer(target, texts, 1)  # the first update is the last one
+    gradients, left = run._gradients, infinite
+
+    def spoiled(*arguments: Any) -> DepthLosses:
+        nonlocal left
+        losses = gradients(*arguments)
+        if left:
+            left -= 1
+            next(p for p in run.head.parameters() if p.grad is not None).grad.fill_(torch.inf)
+        return losses
+
+    run._gradients = spoiled
+    if infinite == 10:
+        with pytest.raises(ValueError, match="the loss is not finite"):
+            run.run()
+    else:
+        run.run()
+        assert run.progress.steps == 2
+        assert all(weight.isfinite().all() for weight in weights(run.head))
+    assert not left
 
 
 def test_everything_of_a_head_is_trained(target: FrozenTarget, texts: Texts) -> None:
@@ -134,6 +164,8 @@ def test_another_run_is_not_taken_up(target: FrozenTarget, texts: Texts, tmp_pat
         trainer(target, texts, 100, method="eagle3").load(file)
     with pytest.raises(ResumeError, match="texts"):
         trainer(target, Texts.of([texts[0]]), 100).load(file)
+    with pytest.raises(ResumeError, match="other own embeddings: True"):
+        trainer(target, texts, 100, own_embeddings=False).load(file)
     trainer(target, texts, 100, start="a").save(file)
     trainer(target, texts, 100, start="a").load(file)
     for other in ("b", None):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -308,6 +309,30 @@ def test_a_server_of_the_target_samples_instead(
     assert {sample.finish for sample in samples} == {"stop"}
     assert {len(sample.text.split()) for sample in samples} == {3, 5}
     assert _texts(out)
+
+
+def test_a_server_is_enough_without_the_weights(
+    tmp_path: Path, folder: Path, serve: Serve, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The fault: they were hashed for the record of the samples, and only for that."""
+    target = tmp_path / "target"
+    shutil.copytree(folder, target)
+    weights = target / "model.safetensors"
+    stored, out = weights.read_bytes(), tmp_path / "served.jsonl"
+    completion = {"choices": [{"text": "", "token_ids": [7, 8, 9, TURN_END]}]}
+    server = serve(lambda body, attempt: (200, {}, completion))
+
+    def run(*more: str) -> int:
+        return main(_arguments(target, out, "--server", server.url, *more))
+
+    weights.unlink()
+    assert run("--count", "8") == 0
+    weights.write_bytes(stored)  # for `aerie train`: the samples are the same target's
+    assert run("--count", "16") == 0
+    config = target / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"rms_norm_eps": 0.5}))
+    assert run("--count", "16") == 1
+    assert "sampled with another target_sha256" in capsys.readouterr().err
 
 
 def test_a_target_without_a_chat_template_is_refused(

@@ -105,11 +105,14 @@ def test_a_load_counts_prompts_and_limits_of_those_that_make_tokens() -> None:
 
 def test_each_source_of_drafts_is_counted_for_itself() -> None:
     """Of four requests with the head's drafts, a lookup's, a grammar's, and a lookup's of which
-    the grammar left none. The fault: the lookup that failed lowers the head's acceptance."""
+    the grammar left none. The fault: the lookup that failed lowers the head's acceptance. With
+    pipeline stages the next step has begun: all drafts were taken for those of its sources."""
     recorder = StepRecorder(2, 4)
     step, output = scheduled(k=2), ran([1], [2], [3], [4])
     recorder._cut_from_step = {"d": step_recorder._Cut(3, 0)}
     recorder.begin(step, 0.0, Load(4), {"b": LOOKUP, "c": GRAMMAR, "d": LOOKUP})
+    recorder.begin(scheduled(k=2), 0.0, Load(1), {"e": LOOKUP})
+    recorder.ends_next(step)
     assert [recorder.verified(*counts) for counts in (("a", 2, 1), ("b", 4, 0), ("c", 4, 4))] == [
         HEAD, LOOKUP, GRAMMAR,
     ]  # fmt: skip

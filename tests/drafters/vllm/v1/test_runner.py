@@ -9,16 +9,20 @@ from typing import Any
 
 import pytest
 import torch
-from vllm.v1.sample.logits_processor import build_logitsprocs
+from vllm import SamplingParams
+from vllm.v1.sample.logits_processor import BatchUpdate, build_logitsprocs
 from vllm.v1.sample.logits_processor.builtin import (
     LogitBiasLogitsProcessor,
     MinPLogitsProcessor,
     MinTokensLogitsProcessor,
 )
+from vllm.v1.sample.sampler import Sampler
+from vllm.v1.sample.thinking_budget_state import ThinkingBudgetStateHolder
 
 from drafters.vllm.scheduling.step_output import WorkerStepOutput
 from drafters.vllm.v1 import runner
 from drafters.vllm.worker import holds_here
+from tests.drafters.vllm.verification.test_greedy import sampling
 
 CPU = torch.device("cpu")
 
@@ -73,3 +77,28 @@ def test_the_scheduler_is_told_what_the_head_read_of_earlier_steps() -> None:
     nothing = (None,) * 8
     assert made.propose_draft_token_ids(scheduled, *nothing) == [[5]]
     assert made._sources.missed_tokens_read == 7
+
+
+def test_a_thinking_budget_ends_its_own_request_in_a_step_without_drafts() -> None:
+    """The second request has thought for as long as it may. The fault: under speculation vLLM took
+    the rows for those of drafts, of which there are none, and ended the first one's thinking."""
+    start, end, answer = 20, 21, 7
+    outputs = [[1, 2], [start, 3, 4]]
+    tokens: Any = SimpleNamespace(reasoning_start_token_ids=[start], reasoning_end_token_ids=[end])
+    budgets = ThinkingBudgetStateHolder(tokens, 4, 5, CPU, False)
+    added = [
+        (row, SamplingParams(thinking_token_budget=budget), [5], outputs[row])
+        for row, budget in enumerate((None, 2))
+    ]
+    budgets.sync_batch(BatchUpdate(batch_size=2, removed=[], added=added, moved=[]))
+    made: Any = object.__new__(runner.V1DraftingRunner)
+    made.sampler = Sampler()
+    made.input_batch = SimpleNamespace(
+        sampling_metadata=sampling(
+            output_token_ids=outputs, spec_token_ids=[[], []], thinking_budget_state_holder=budgets
+        )
+    )
+    logits = torch.zeros(2, 24)
+    logits[:, answer] = 1
+    sampled = made._sample(logits, runner.NoDrafts(torch.arange(2))).sampled_token_ids
+    assert sampled.tolist() == [[answer], [end]]

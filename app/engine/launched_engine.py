@@ -1,0 +1,159 @@
+"""One engine, from the launch of its processes until nothing is left of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+from app.engine.configuration.runner import Blame, StartPath
+from app.engine.hang_detector import HangDetector
+from app.engine.launch import launch
+from app.engine.process_cleanup import ProcessCleanup, started_processes
+from app.engine.start_failure import EngineErrors, StartFailureError, start_failure
+from app.errors import StartupError
+from app.llm.engine_load import EngineLoad
+from app.settings import Settings
+
+if TYPE_CHECKING:
+    from app.llm.async_llm import GatewayLLM
+    from app.llm.steps import StepWatch
+
+SHUTDOWN_TIMEOUT_S = 10.0
+WATCH_INTERVAL_S = 0.2
+DIED, HUNG = "died", "hung"
+
+
+class LaunchedEngine:
+    """The processes of one engine, vLLM's client of them, and the files that they would leave.
+
+    `launcher` is the thread that starts the processes: they end with it. Everything else runs on
+    the event loop's thread.
+    """
+
+    def __init__(self, launcher: ThreadPoolExecutor) -> None:
+        self.llm: GatewayLLM | None = None  # until the model is loaded, and again from its end on
+        self.files: set[Path] = set()  # that were seen while it started
+        self._steps: StepWatch | None = None
+        self._launcher = launcher
+        self._launching = False
+        self._running = started_processes()  # before it, which are not its own
+        self._errors = EngineErrors()
+        self._cleanup: ProcessCleanup | None = None
+
+    @property
+    def serves(self) -> bool:
+        """Whether it is up and can take requests."""
+        return self.llm is not None and not self.llm.errored
+
+    @property
+    def running(self) -> tuple[GatewayLLM, StepWatch]:
+        """vLLM's client and its counts of steps, once the model is loaded."""
+        assert self.llm is not None and self._steps is not None
+        return self.llm, self._steps
+
+    async def launch(
+        self,
+        settings: Settings,
+        load: EngineLoad,
+        path: StartPath,
+        wish: bool | None,
+        *,
+        timeout_s: float | None,
+    ) -> None:
+        """Start the processes and load the model (app/engine/launch.py).
+
+        Raises StartFailureError if that takes longer than `timeout_s`, and whatever vLLM raises.
+        """
+        self._launching = True
+        try:
+            loop = asyncio.get_running_loop()
+            launching = loop.run_in_executor(self._launcher, launch, settings, load, path, wish)
+            await asyncio.wait({launching}, timeout=timeout_s)
+            hung = not launching.done()
+            # That thread waits for its processes: end them, and it ends.
+            while not launching.done():
+                await asyncio.to_thread(ProcessCleanup(self._started()).run)
+                await asyncio.wait({launching}, timeout=0.1)
+            try:
+                self.llm, self._steps = launching.result()
+            except Exception as error:
+                if not hung:
+                    raise
+                message = f"the engine did not load within {timeout_s:g} s"
+                raise StartFailureError(message, Blame.RUNNER, HUNG) from error
+            self._cleanup = ProcessCleanup(self.llm.processes)
+        finally:
+            self._launching = False
+
+    def _started(self) -> set[int]:
+        return started_processes() - self._running
+
+    def record(self) -> None:
+        """Record its present processes and files, to be removed at its end."""
+        if self._cleanup is not None:
+            self._cleanup.record()
+
+    async def end_of(self, hang_timeout_s: float, stopping: asyncio.Event) -> str:
+        """Wait until it has ended or is `stopping`, which returns DIED, or hangs, which returns
+        HUNG: it made no output for `hang_timeout_s` while requests ran."""
+        llm, steps = self.running
+        hang_detector = HangDetector(hang_timeout_s, 2 * WATCH_INTERVAL_S)
+        while not (llm.errored or stopping.is_set()):
+            if hang_detector.hung(llm.unfinished, steps.outputs):
+                return HUNG
+            await asyncio.sleep(WATCH_INTERVAL_S)
+        return DIED
+
+    def first_error(self) -> str | None:
+        """What its processes reported first; None if they reported nothing."""
+        report = self._errors.first()
+        return None if report is None else report.message
+
+    def start_failure(self, error: Exception) -> StartupError:
+        """The failure of its start, which raised `error`: with what its processes say."""
+        if self.llm is None:  # vLLM gave its processes up
+            self._cleanup = ProcessCleanup(self._started(), self.files)
+        elif self.llm.errored and not isinstance(error, StartupError):
+            error = ended_warming_up(DIED)  # a call into it only says that it has gone
+        return start_failure(error, self._errors.first())
+
+    async def bury(self) -> None:
+        """End the requests on it, kill its processes and remove the files that they leave."""
+        llm, self.llm = self.llm, None
+        if llm is not None:
+            llm.mark_failed()
+            self._cleanup = self._cleanup or ProcessCleanup(llm.processes)
+        await self._clean_up()
+        if llm is not None:
+            await asyncio.to_thread(llm.shutdown, SHUTDOWN_TIMEOUT_S)
+        self._errors.remove()
+
+    async def stop(self) -> None:
+        """End the requests on it, and let its processes end, also while they start."""
+        while self._launching:  # that thread waits for its processes: end them, and it ends
+            for process in psutil.Process().children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            await asyncio.sleep(0.1)
+        llm, self.llm = self.llm, None
+        if llm is not None:
+            llm.mark_failed()  # so that nobody waits for its answers
+            await asyncio.to_thread(llm.shutdown, SHUTDOWN_TIMEOUT_S)
+        await self._clean_up()
+        self._errors.remove()
+
+    async def _clean_up(self) -> None:
+        cleanup, self._cleanup = self._cleanup, None
+        if cleanup is not None:
+            await asyncio.to_thread(cleanup.run)
+
+
+def ended_warming_up(how: str) -> StartFailureError:
+    """The failure of an engine that died or hung before it was ready."""
+    kind = HUNG if how == HUNG else "ended"
+    return StartFailureError(f"the engine {how} while it warmed up", Blame.RUNNER, kind)

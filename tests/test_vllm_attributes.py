@@ -18,6 +18,7 @@ from tests.drafters.vllm.test_hooks import MIXED_INTO
 PACKAGES = (app.llm, app.serving, drafters.vllm)
 # "Class.attribute" -> what it is to vLLM, and is here too.
 SAME_MEANING = {
+    "ChatCorrections.parser_cls": "the class of the parser, with this project's corrections",
     "DeferringSpeculator.draft_max_seq_len": "longest text that a pass attends to, at each pass",
     "DeferringSpeculator.max_model_len": "longest request, which the runner may have lowered",
     "DraftingScheduler.dynamic_sd_lookup": "from batch size to K; `_choose` replaces what it gives",
@@ -32,7 +33,6 @@ SAME_MEANING = {
     "V1DraftingRunner.drafter": "what drafts",
     "V2DraftingRunner.rejection_sampler": "what verifies drafts",
     "V2DraftingRunner.speculator": "what drafts",
-    "_ChatCorrections.parser_cls": "the class of the parser, with this project's corrections",
 }
 
 

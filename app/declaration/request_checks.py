@@ -73,7 +73,7 @@ def _check_tools(payload: Payload, rules: tools.ToolRules, facts: ModelFacts) ->
 def _refuse_thinking_budget(payload: Payload) -> None:
     """Raise ApiError for vLLM's reasoning budget: without a parser nobody sees where reasoning
     ends. That of Anthropic's `thinking` is a bound which the model may stay below: it is dropped
-    (app/serving/serving_classes.py)."""
+    (app/serving/classes/messages.py)."""
     name = "thinking_token_budget"
     if payload.get(name) is None:
         return

@@ -39,7 +39,7 @@ def _models() -> tuple[type[BaseModel], ...]:
 
 
 def _serving(parts: ServingParts) -> Any:
-    from app.serving.serving_classes import ChatServing
+    from app.serving.classes.chat import ChatServing
 
     return parts.chat(ChatServing)
 

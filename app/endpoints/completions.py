@@ -27,7 +27,7 @@ def _models() -> tuple[type[BaseModel], ...]:
 
 
 def _serving(parts: ServingParts) -> Any:
-    from app.serving.serving_classes import TextServing
+    from app.serving.classes.completions import TextServing
 
     return TextServing(parts.engine, parts.models, **parts.generating)
 

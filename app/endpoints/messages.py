@@ -146,13 +146,13 @@ def _count_models() -> tuple[type[BaseModel], ...]:
 
 
 def _serving(parts: ServingParts) -> Any:
-    from app.serving.serving_classes import MessagesServing
+    from app.serving.classes.messages import MessagesServing
 
     return parts.chat(MessagesServing)
 
 
 def _count_serving(parts: ServingParts) -> Any:
-    from app.serving.serving_classes import MessageCountServing
+    from app.serving.classes.messages import MessageCountServing
 
     return parts.chat(MessageCountServing)
 

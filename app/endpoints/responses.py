@@ -115,7 +115,7 @@ def _models() -> tuple[type[BaseModel], ...]:
 
 
 def _serving(parts: ServingParts) -> Any:
-    from app.serving.serving_classes import ResponsesServing
+    from app.serving.classes.responses import ResponsesServing
 
     return ResponsesServing(
         parts.engine,

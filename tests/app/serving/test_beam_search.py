@@ -215,7 +215,7 @@ def test_a_search_whose_ended_texts_would_fill_the_memory_is_refused(
     connect: Connect, monkeypatch: pytest.MonkeyPatch, path: str, most: int, status: int
 ) -> None:
     """vLLM keeps each beam that has ended, with all of its tokens: up to one a beam and step."""
-    monkeypatch.setattr("app.serving.serving_classes.MAX_BEAM_TOKENS", most)
+    monkeypatch.setattr("app.serving.classes.beam_search.MAX_BEAM_TOKENS", most)
     core = SearchedCore()
     prompt = {"messages": MESSAGES} if "chat" in path else {"prompt": "hi"}
     response = answered(connect, core, path, **prompt)

@@ -13,7 +13,7 @@ from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 from vllm.v1.metrics.stats import PrefillStats
 
 from app.request_usage import RequestUsage
-from app.serving import streamed_chunks
+from app.serving.classes import cached_tokens
 from tests.app.serving.recording_core import MESSAGES, Connect, RecordingCore, gateway
 
 
@@ -34,12 +34,12 @@ def test_a_stream_s_usage_alone_is_counted_and_not_each_event(
         counts.append(1)
         return usage
 
-    monkeypatch.setattr(streamed_chunks, "current_usage", current)
+    monkeypatch.setattr(cached_tokens, "current_usage", current)
     for event in ('data: {"id":"1","choices":[]}\n\n', "data: [DONE]\n\n"):
-        assert streamed_chunks.with_cached_tokens(event) == event
+        assert cached_tokens.with_cached_tokens(event) == event
     assert counts == []
     last = 'data: {"id":"1","usage":{"prompt_tokens_details":{"cached_tokens":32}}}\n\n'
-    assert streamed_chunks.with_cached_tokens(last) == last.replace("32", "16")
+    assert cached_tokens.with_cached_tokens(last) == last.replace("32", "16")
 
 
 class CachingCore(RecordingCore):

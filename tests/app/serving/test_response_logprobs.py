@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from app.llm.answer_logprobs import Alternatives
-from app.serving.response_logprobs import ContentLog
+from app.serving.classes.response_logprobs import ContentLog
 
 TOKENS = ["<think>", "in", " it", "</think>", "\n\n", "in", " it", "!"]
 

@@ -6,13 +6,26 @@ import json
 from collections.abc import Collection
 from typing import Any
 
-from vllm.outputs import RequestOutput
-
 from app.llm.token_origins import origins_of
-from app.request_usage import current_usage
+from app.serving.classes.call_arguments import is_object, is_stop
 
 _CHUNK = 'data: {"id":'
-_CACHED = '"cached_tokens":'
+
+
+def is_chunk(event: str) -> bool:
+    """Whether the text of an event holds a chunk: neither an error nor a stream's end."""
+    return event.startswith(_CHUNK)
+
+
+def chunk_of(event: str) -> dict[str, Any]:
+    """The JSON of an event's chunk."""
+    chunk: dict[str, Any] = json.loads(event.removeprefix("data: "))
+    return chunk
+
+
+def event_of(chunk: dict[str, Any]) -> str:
+    """The text of an event that holds the chunk."""
+    return f"data: {json.dumps(chunk, ensure_ascii=False, separators=(',', ':'))}\n\n"
 
 
 class StreamedOrigins:
@@ -35,9 +48,9 @@ class StreamedOrigins:
 
         A chat's first chunk, which has the role and no text, gets none.
         """
-        if not self._waiting or not event.startswith(_CHUNK):
+        if not self._waiting or not is_chunk(event):
             return event
-        chunk = json.loads(event.removeprefix("data: "))
+        chunk = chunk_of(event)
         choices = chunk.get("choices") or ()
         if not choices or "role" in choices[0].get("delta", {}):
             return event
@@ -49,7 +62,7 @@ class StreamedOrigins:
             }
             if told["tokens"] or told["steps"]:
                 choice["speculation"] = told
-        return _event_of(chunk)
+        return event_of(chunk)
 
 
 class StreamedCalls:
@@ -64,9 +77,9 @@ class StreamedCalls:
 
     def corrected(self, event: str) -> str:
         """The event; `tool_calls` is `stop` where the request's stop cut the choice's last call."""
-        if '"tool_calls"' not in event or not event.startswith(_CHUNK):
+        if '"tool_calls"' not in event or not is_chunk(event):
             return event
-        chunk, changed = json.loads(event.removeprefix("data: ")), False
+        chunk, changed = chunk_of(event), False
         for choice in chunk.get("choices") or ():
             calls = self._arguments.setdefault(choice["index"], {})
             for call in choice["delta"].get("tool_calls") or ():
@@ -76,51 +89,4 @@ class StreamedCalls:
             called = calls and choice.get("finish_reason") == "tool_calls"
             if stopped and called and not is_object("".join(calls[max(calls)])):
                 choice["finish_reason"], changed = "stop", True
-        return _event_of(chunk) if changed else event
-
-
-def with_cached_tokens(event: str) -> str:
-    """The event; if it has a stream's usage, with the cached tokens of all prompts."""
-    if _CACHED not in event or not event.startswith(_CHUNK):
-        return event
-    ours = current_usage()
-    cached = None if ours is None else ours.cached_tokens
-    if cached is None:
-        return event
-    chunk = json.loads(event.removeprefix("data: "))
-    details = (chunk.get("usage") or {}).get("prompt_tokens_details") or {}
-    if details.get("cached_tokens") is None:
-        return event
-    details["cached_tokens"] = cached
-    return _event_of(chunk)
-
-
-def with_first_cached_tokens(event: str, output: RequestOutput) -> str:
-    """The event; if it has a chunk's usage, with the cached tokens of the output's prompt."""
-    if not event.startswith(_CHUNK):
-        return event
-    chunk = json.loads(event.removeprefix("data: "))
-    if chunk.get("usage"):
-        chunk["usage"]["prompt_tokens_details"] = {
-            "cached_tokens": output.num_cached_tokens,
-            "created_cache_tokens": output.num_cache_creation_tokens,
-        }
-    return _event_of(chunk)
-
-
-def is_object(text: str) -> bool:
-    """Whether a text is a whole JSON object, as the arguments of a call have to be."""
-    try:
-        return isinstance(json.loads(text), dict)
-    except ValueError:
-        return False
-
-
-def is_stop(reason: str | int | None, stop_tokens: Collection[int] | None) -> bool:
-    """Whether vLLM's `stop_reason` is a stop string or one of the request's stop tokens: the end of
-    a turn may have a number, too."""
-    return isinstance(reason, str) or reason in (stop_tokens or ())
-
-
-def _event_of(chunk: dict[str, Any]) -> str:
-    return f"data: {json.dumps(chunk, ensure_ascii=False, separators=(',', ':'))}\n\n"
+        return event_of(chunk) if changed else event

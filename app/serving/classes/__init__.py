@@ -1,0 +1,1 @@
+"""vLLM's serving classes that generate, corrected: a module for each API."""

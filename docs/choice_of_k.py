@@ -104,8 +104,8 @@ tells what lookups are worth while none is tried, and a failed lookup does not c
 head. Seconds are learnt in two parts: those of the target, by the mean number of draft tokens that
 it verifies, and those of the head's pass. So each price is known without the other. A pass that
 also reads a prompt, or what the head had missed, tells nothing of its price. Where few of many
-requests have drafts, what the step took beyond a plain one is scaled up to one draft token of each
-(`verification_costs.py`).
+requests have drafts, what the step took beyond one without drafts is scaled up to one draft token
+of each request (`verification_costs.py`).
 
 On vLLM's [V2 runner](glossary.md#v1-and-v2-model-runner), the first choice on a GPU, this is
 absent: the newest tokens are on the device alone. Beside a head nothing is looked up there, and

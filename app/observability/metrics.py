@@ -50,8 +50,8 @@ WARM_UP_ACCEPTANCE = Gauge(
 )
 WARM_UP_ACCEPTANCE_LOW = Gauge(
     "aerie_warm_up_acceptance_low",
-    "1 if that share is below half of what the head's model card says, or below 20% if that is "
-    "more, beyond what chance explains.",
+    "1 if that share is below 20% or half of what the head's model card says, whichever is more, "
+    "beyond what chance explains.",
 )
 
 ENGINE_UP = Gauge("aerie_engine_up", "1 while the engine serves, 0 while it starts or is gone.")
@@ -111,7 +111,7 @@ PLAIN_SECONDS = Counter(
 )
 STEP_SECONDS = _by("phase", PHASES, "aerie_step_seconds_total", "Seconds of engine steps.")
 SWITCHES = Counter("aerie_k_switches_total", "Times the policy chose another K.")
-PROBES = Counter("aerie_probes_total", "Short trials of another K, by kind.", ["kind"])
+PROBES = Counter("aerie_probes_total", "Probes, a few steps with another K, by kind.", ["kind"])
 PROBE_SECONDS = Counter("aerie_probe_seconds_total", "Seconds lost to probes.")
 
 # Heads that learn (app/engine/heads).
@@ -123,14 +123,14 @@ HEAD_GENERATION = Gauge(
 # (app/engine/heads/drafts.py).
 HEAD_DRAFTS = Counter(
     "aerie_head_drafts_verified_total",
-    "Drafts of the head that were verified, one for each request and step, by the generation in "
-    "force. The 8 that drafted last are exported.",
+    "Drafts of the head that were verified, one for each request and step, by the generation that "
+    "drafted. The 8 that drafted last are exported.",
     ["generation"],
 )
 HEAD_ACCEPTED = Counter(
     "aerie_head_accepted_tokens_total",
-    "Accepted tokens of the head's drafts, by the generation in force. The 8 that drafted last are "
-    "exported.",
+    "Accepted tokens of the head's drafts, by the generation that drafted. The 8 that drafted last "
+    "are exported.",
     ["generation"],
 )
 HEAD_SWAPS = _by(
@@ -148,7 +148,7 @@ HEAD_TRIALS = _by(
     "verdict",
     ("kept", "kept_by_replay", "rolled_back"),
     "aerie_head_trials_total",
-    "Trials of a generation in service that ended; by the replay where they showed nothing.",
+    "Trials of a generation in service that ended. Kept by the replay: service showed nothing.",
 )
 
 # Values of labels are the gateway's or the operator's: nothing that a client sends becomes one.

@@ -57,8 +57,8 @@ class ServerSettings(Section):
     max_connections: int = Field(
         8192,  # slots and queue of the largest default batch (2,048) hold 4,608 requests
         ge=1,
-        description="Most open connections; further ones get a 503 and are closed, but for 64 to "
-        "`public_paths`.",
+        description="Most open connections; further ones get a 503 and are closed, except for 64 "
+        "to `public_paths`.",
     )
     page: bool = Field(
         True,

@@ -16,16 +16,19 @@ class SpeculationSettings(Section):
         None, min_length=1, description="P-EAGLE or EAGLE-3 head: a folder or a hub id."
     )
     k: int = Field(
-        5, ge=0, le=32, description="Most draft tokens of the head per step (K); 0 drafts nothing."
+        5,
+        ge=0,
+        le=32,
+        description="Most draft tokens of the head per request and step (K); 0 drafts nothing.",
     )
     lookup_k: int = Field(
         10,
         ge=0,
         le=32,
-        description="Most draft tokens per step of a lookup, which continues a repetition in the "
-        "request's own text; 0 looks nothing up. Not beside a head on the V2 model runner. Without "
-        "a head, a model with recurrent layers (Mamba, gated delta nets) has lookups only if this "
-        "is given: they multiply the memory of a request.",
+        description="Most draft tokens per request and step of a lookup, which continues a "
+        "repetition in the request's own text; 0 looks nothing up. Not beside a head on the V2 "
+        "model runner. Without a head, a model with recurrent layers (Mamba, gated delta nets) has "
+        "lookups only if this is given: they multiply the memory of a request.",
     )
     objective: Name = Field(
         "throughput",

@@ -84,7 +84,7 @@ def _now() -> tuple[str, list[Any]]:
         ),
         number(
             "Cost of probes",
-            "Share of decoding time lost to trials of another K, which keep the estimates fresh.",
+            "Share of decoding time lost to probes of another K, which keep the estimates fresh.",
             Query(ratio("aerie_probe_seconds_total", DECODE, window=NOW), "share"),
             unit="percentunit",
             decimals=1,
@@ -261,7 +261,7 @@ def _policy() -> tuple[str, list[Any]]:
         ),
         lines(
             "Probes",
-            "Short trials of another K, by kind.",
+            "Probes, a few steps with another K, by kind.",
             [Query(rate("aerie_probes_total", "kind"), "{{kind}}")],
             unit="ops",
         ),

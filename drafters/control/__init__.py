@@ -47,7 +47,7 @@ The modules. Each imports only those above it; `policy` also names the type of a
     sources      the gain of head, lookups and spans (`planner`), and the source of each request's
                  drafts (`draft_plan`)
     learning     a step's seconds, split into reading and a steady step (`StepLearner`)
-    probes       short trials of another K, and what they may lose
+    probes       a few steps with another K, and what they may lose
     report       the state as plain data: rows, and sums over all steps
     controller   the choice of K; passes each finished step to the modules that learn from it
 """

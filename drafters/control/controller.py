@@ -118,7 +118,7 @@ class Controller:
         drafted = self._uses(self._drafter) and self.k_limit > 0
         self._objective = objective
         self._apply_objective()
-        # Whoever turns drafts on is not made to wait until they have paid for themselves.
+        # An operator who turns drafts on need not wait until they have paid for the catch-up.
         self._leaving_zero.is_free = self._uses(self._drafter) and not drafted
 
     def _apply_objective(self) -> None:
@@ -162,7 +162,7 @@ class Controller:
     def choose(self, load: Load) -> int:
         """K, 0 to `k_limit`, of the drafter pass at the end of the step that is being scheduled.
 
-        Earlier steps may not be observed yet: a probe ends when its last step has been.
+        Earlier steps may not be observed yet: a probe ends once its last step is observed.
         """
         self._note_load(load)
         if not (self._objective.adapts and load.requests and self.costs.measured):
@@ -243,7 +243,8 @@ class Controller:
         account = self._leaving_zero
         if account.is_free:
             return True
-        # A probe may have read since, and tokens that came later are not held against it.
+        # The least estimate holds: tokens that came since the best K > 0 became better do not
+        # raise it, and a probe may have read some of the others.
         now_s = self._catch_up_seconds(predictions.load)
         account.catch_up_seconds = min(account.catch_up_seconds, now_s)
         plain = predictions.by_k[0]

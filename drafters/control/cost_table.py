@@ -189,7 +189,7 @@ class CostTable:
         return StepCost(math.exp(log_seconds + self._pace), self._variance(nearest, requests))
 
     def _neighbours(self, requests: int, k: int) -> tuple[MeasuredCost, MeasuredCost]:
-        """The measured batches of K below and above `requests`: one of them twice beyond all."""
+        """The measured batches of K next below and above `requests`: the same twice beyond all."""
         below: MeasuredCost | None = None
         above: MeasuredCost | None = None
         for entry in self._by_k[k].values():

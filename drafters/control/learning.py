@@ -30,12 +30,12 @@ class StepLearner:
     def observe(self, step: Step) -> None:
         """Learn from the seconds of a step that has requests."""
         reading_s = self._read_costs.prompt_seconds(step.load, step.k > 0)
-        price_is_known = reading_s > 0.0 or not step.load.prefill_tokens
+        read_cost_is_known = reading_s > 0.0 or not step.load.prefill_tokens
         self._learn_read_costs(step)
-        if price_is_known:
+        if read_cost_is_known:
             target_reading_s = self._read_costs.target.seconds * step.load.prefill_tokens
             self._planner.observe(step, target_reading_s, self._traffic.is_settled)
-        if price_is_known and reading_s < step.seconds and self._is_steady(step):
+        if read_cost_is_known and reading_s < step.seconds and self._is_steady(step):
             seconds = step.seconds - reading_s
             variance = self._read_costs.variance_beside(reading_s, seconds)
             k = self._k_of_verification_cost(step)
@@ -44,15 +44,15 @@ class StepLearner:
             self._costs.pass_time(step.seconds)
 
     def _learn_read_costs(self, step: Step) -> None:
-        """Learn from what a step took beyond a steady plain or verifying one: the target's reading
-        of prompts, and the drafter's of prompts and of what it had missed."""
+        """Learn from what a step took beyond a steady one that verifies as many draft tokens: the
+        target's reading of prompts, and the drafter's of prompts and of what it had missed."""
         load = step.load
         is_drafting = step.k > 0
         k_verified = self._k_of_verification_cost(step)
         begins_to_draft = is_drafting and not k_verified
         if not self._costs.measured or not (load.prefill_tokens or begins_to_draft):
             return
-        if step.others or step.looked_up:  # then a step takes other than at its mean K
+        if step.others or step.looked_up:  # then its mean K does not tell what it takes
             return
         extra_s = step.seconds - self._costs.row(load.requests)[k_verified].seconds
         drafter_share = step.draft_seconds / step.seconds if load.prefill_tokens else 1.0

@@ -26,8 +26,8 @@ class KPrediction:
     tokens: float  # over all requests
     goodput: float  # tokens per second, with the drafter's reading of prompts
     value: float  # what to maximise: goodput, or 1 / TPOT (`Objective.values`)
-    optimistic_value: float  # `value` with all uncertainty in favour of the K
-    times_as_good: float  # how many times as good as predicted the K may be: 1 or more
+    optimistic_value: float  # upper confidence bound of `value`
+    times_as_good: float  # upper confidence bound of the goodput over the goodput: 1 or more
 
     @property
     def steady_tokens_per_second(self) -> float:
@@ -74,7 +74,7 @@ class Predictor:
         return self._ks[-1]
 
     def captured_k(self, k: int) -> int:
-        """The K whose graph runs a step of `k` draft tokens a request: `k` itself or the next
+        """The K whose CUDA graph runs a step of `k` draft tokens a request: `k` itself or the next
         larger one, to which the device pads the step; the largest if `k` is beyond it."""
         return self._ks[bisect_left(self._ks, min(k, self._ks[-1]))]
 

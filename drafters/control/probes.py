@@ -1,4 +1,4 @@
-"""Probes: trials of another K for a few steps, and what they may lose."""
+"""Probes: a few steps with another K, and what they may lose."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PLAIN, DRAFT, DEEPER, SHALLOWER = "plain", "draft", "deeper", "shallower"  # kin
 
 @dataclass(slots=True)
 class Probe:
-    """A trial of another K for a few steps."""
+    """A few steps with another K."""
 
     k: int
     steps_to_choose: int  # steps that `choose` still has to give its K
@@ -71,7 +71,7 @@ def k_to_probe(
 
 
 def probe_seconds(predictions: Predictions, k: int) -> float:
-    """Seconds of a steady step of a probe of K = `k`: no fewer than one at K = 0 seems to take.
+    """Seconds of a steady step of a probe of K = `k`: at least those estimated for K = 0.
 
     At K > 0 they are divided by how many times as good the K may be, in cost and acceptance
     together: an estimate that is too bad must not forbid the probe that would correct it.
@@ -121,8 +121,9 @@ class ProbeBudget:
         """Whether a probe of K may begin that is expected to lose `loss_tokens`, when the engine
         has been busy for `busy_s` seconds.
 
-        One of K = 0 may begin each minute whatever was lost. A debt from beside a busy process
-        would else leave the speed-up measured against what K = 0 took in that process's time.
+        One of K = 0 may begin each minute whatever was lost. Else, after probes beside a busy
+        process have made a debt, the speed-up would go on being measured against steps that this
+        process slowed.
         """
         if k == 0 and busy_s - self._plain_began_s >= self._tuning.plain_probe_s:
             return True

@@ -35,7 +35,8 @@ class Traffic:
         self.output_tokens += weight * (step.tokens - self.output_tokens)
 
     def update_backlog(self, step: Step) -> None:
-        """Update what the drafter has not read after a step, and how long it has not run."""
+        """Update after a step what the drafter has not read, and how long ago the last drafts were
+        made or verified."""
         load = step.load
         drafts = load.draft_tokens or load.draft_tokens_at(step.k) or step.looked_up
         self.seconds_without_drafts += step.seconds

@@ -40,10 +40,10 @@ class Tuning:
     prior_match_acceptance: tuple[float, ...] = (0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.9)
     # The same of a forced span. It is below 1, as the target may cut the text into other tokens.
     prior_span_acceptance: float = 0.85
-    # Proportions by which a measured pass of the head is carried to other batches and K.
+    # Proportions by which the seconds of a pass of the head are carried to other batches and K.
     pass_terms: CostTerms = CostTerms(1.0, 0.1, 0.02, 0.0)  # noqa: RUF009 - it is immutable
     rate_memory_steps: float = 32.0  # steps in the average of tokens per second
-    rate_prior_tokens: float = 4.0  # of each request, that the expected rate weighs in that average
+    rate_prior_tokens: float = 4.0  # tokens of each request that the expected rate weighs in it
     # A step teaches the cost of the nearest whole number of draft tokens per request. Its seconds
     # are scaled to that number first, unless it differs by a smaller share than this.
     unscaled_share: float = 0.1
@@ -55,10 +55,10 @@ class Tuning:
     outlier_deviations: float = 3.0  # a step further from its cost counts as this far
     cost_noise: float = 5e-4  # variance that a cost gains in each second without a measurement
     # Variance of a cost before service measures it, and the most that it can have. Beside a busy
-    # process, steps of the calibration took up to 3.5 times as long: two and a half deviations.
+    # process, steps of the calibration took up to 3.5 times as long: 2.5 standard deviations.
     unmeasured_variance: float = 0.25
     octave_variance: float = 0.25  # variance added at twice or half the batch that was measured
-    settling_s: float = 0.1  # so long after drafts plain steps are slow; measured: 22 switches
+    settling_s: float = 0.1  # for which plain steps are slow after drafts; measured: 22 switches
     # Proportions by which a measured cost is carried to other batches and K. They are low, so that
     # a K which may be cheap is tried, and thereby measured.
     guessed_terms: CostTerms = CostTerms(1.0, 0.01, 0.008, 0.15)  # noqa: RUF009 - it is immutable
@@ -73,11 +73,11 @@ class Tuning:
     prediction_steps: int = 16  # steps for which predictions hold; measured: 28 us each
     unsettled_prediction_steps: int = 2  # the same while the batch or its K is new
 
-    # Probes: trials of another K.
-    # A K is tried if it may be better than the one in force: if its cost and its acceptance were
-    # each so many standard deviations better than they are estimated to be.
+    # Probes: a few steps with another K.
+    # A K is tried if its upper confidence bound is above the value of the K in force: its cost and
+    # its acceptance each so many standard deviations better than estimated.
     optimism: float = 2.0
     probe_steps: int = 2  # steady steps of a probe: noise of 7%, below what K differ by
     probe_share: float = 0.006  # share of the tokens that probes may lose; all control may cost 1%
-    allowance_s: float = 60.0  # seconds for which unused allowance lasts: not spent on a burst
-    plain_probe_s: float = 60.0  # so often K = 0 may be probed whatever was lost: 0.2% of the time
+    allowance_s: float = 60.0  # time constant in which unused allowance fades: bursts are bounded
+    plain_probe_s: float = 60.0  # K = 0 may be probed once in it whatever was lost: 0.2% of it

@@ -136,8 +136,7 @@ class SourcePlanner:
 
     def observe(self, step: Step, reading_s: float, settled: bool) -> None:
         """Learn what lookups are worth and what verifying takes from a step in which the target
-        read prompts for `reading_s`. `settled`: a step without drafts takes the time of such
-        steps."""
+        read prompts for `reading_s`. `settled` is `Traffic.is_settled`."""
         if self._lookups is not None:
             self._lookups.observe(step)
         if self._verification_costs is not None:

@@ -29,7 +29,7 @@ class VerificationCosts:
         verifying = replace(tuning, guessed_terms=tuning.guessed_terms._replace(drafter_pass=0.0))
         self.verification = CostTable(range(max_draft_tokens + 1), verifying)
         self._passes = CostTable(range(k_max + 1), replace(tuning, guessed_terms=tuning.pass_terms))
-        # Sums over the recent steps of one batch, each a part less than the next.
+        # Discounted sums over the steps of one batch.
         self._tokens = 0.0
         self._seconds = 0.0
         self._bucket = -1
@@ -41,8 +41,8 @@ class VerificationCosts:
     # Learning
 
     def observe(self, step: Step, reading_s: float, settled: bool) -> None:
-        """Learn from a step, in which the target read prompts for `reading_s`. `settled` is whether
-        a step without drafts takes the time of such steps."""
+        """Learn from a step, in which the target read prompts for `reading_s`. `settled` is
+        `Traffic.is_settled`: a step without drafts teaches their cost only then."""
         load = step.load
         seconds = step.seconds - step.draft_seconds - reading_s
         if not load.requests or seconds <= 0.0:
@@ -62,8 +62,8 @@ class VerificationCosts:
         """Scale the seconds of a step to `mean` draft tokens per request, the nearest whole number.
         Returns these seconds, and the variance that scaling adds to their logarithm.
 
-        If few of many requests have drafts, that number is 1, which is more than the step verified.
-        Unscaled, its seconds would say that a draft token of every request takes no longer.
+        If few of many requests have drafts, that number is 1, though the step verified fewer draft
+        tokens: unscaled, its seconds would make one of each request look as cheap as those few.
         """
         share = mean * load.requests / load.draft_tokens if mean else 1.0
         if abs(share - 1.0) < self._tuning.unscaled_share or not self.verification.measured:

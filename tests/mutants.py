@@ -154,8 +154,8 @@ FAULTS = {
     "app/admission/limiter.py": Faults(
         "admission/test_limiter",
         [
-            ("bucket.level += tokens", "pass"),
-            ("if end > now}", "}"),
+            ("bucket.level += charged - used", "pass"),
+            ("state.places.discard(lease)", "pass"),
             ("min(float(limit), filled), now", "filled, now"),
         ],
     ),

@@ -92,7 +92,7 @@ class AdmissionController:
             from app.admission.redis_limiter import RedisLimiter
 
             shared = RedisLimiter(self.settings.redis_url, self.settings.redis_timeout_s)
-            self.background += (BackgroundTask("redis_releases", shared.keep_returning),)
+            self.background += (BackgroundTask("redis_leases", shared.keep_leases),)
             self.limiter = shared
         self.queue = AdmissionQueue(self._slots, self._max_waiting, self._engine_saturated)
         self.public = frozenset(
@@ -217,7 +217,7 @@ class AdmissionController:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        """Run the background tasks (the keys file's watcher, late releases) meanwhile."""
+        """Run the background tasks (the keys file's watcher, leases in Redis) meanwhile."""
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self.limiter.close)
             for task in self.background:

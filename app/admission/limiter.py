@@ -1,8 +1,9 @@
 """Rate limits of a tenant: requests and tokens per minute, and requests at once.
 
 Requests and tokens come out of token buckets that hold one minute's worth and fill steadily.
-A request acquires its estimated tokens, and the difference is settled when it has ended. So a
-bucket can go below zero: a tenant that used more than estimated waits longer.
+A request acquires its estimated tokens under the name of its lease, and what it used takes their
+place when it has ended. So a bucket can go below zero: a tenant that used more than estimated waits
+longer.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ CONCURRENT_RETRY_S = 1.0
 class QuotaRequest:
     """What a request takes from its tenant's limits.
 
-    `lease` names its place among the tenant's concurrent requests. The lease ends after `lease_s`
-    if it is not released.
+    `lease` names the request: its release ends its place among the tenant's concurrent requests,
+    where `concurrent` says that it takes one, and returns its tokens.
     """
 
     requests: int = 0
     tokens: int = 0
+    concurrent: bool = False
     lease: str = ""
-    lease_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,9 @@ class Limiter(Protocol):
     async def acquire(self, tenant: Tenant, quota: QuotaRequest) -> RateLimitDecision:
         """Check all limits and take from them, as one atomic step."""
 
-    async def release(self, tenant: Tenant, *, tokens: int = 0, lease: str = "") -> None:
-        """Return tokens (negative: take more), and end a lease."""
+    async def release(self, tenant: Tenant, lease: str, *, used: int = 0) -> None:
+        """End a lease: its place is free, and the tokens that it used replace those that it took.
+        A lease that took nothing, or was released before, changes nothing."""
 
     async def close(self) -> None:
         """Close the connections, if there are any."""
@@ -80,10 +82,11 @@ class _Bucket:
 
 @dataclass
 class _TenantState:
-    """Token buckets of one tenant, and the end of each of its leases."""
+    """Token buckets of one tenant, its leases with a place, and the tokens that leases took."""
 
     buckets: dict[str, _Bucket] = field(default_factory=dict)
-    leases: dict[str, float] = field(default_factory=dict)
+    places: set[str] = field(default_factory=set)
+    charges: dict[str, int] = field(default_factory=dict)
 
 
 class MemoryLimiter:
@@ -101,10 +104,9 @@ class MemoryLimiter:
         tokens = self._level(state, "tokens", tenant.tokens_per_minute, now)
         limited: Kind | None = None
         wait_s, never = 0.0, False
-        if quota.lease and tenant.max_concurrent is not None:
-            state.leases = {name: end for name, end in state.leases.items() if end > now}
-            if len(state.leases) >= tenant.max_concurrent:
-                limited, wait_s = "concurrent", CONCURRENT_RETRY_S
+        takes_place = quota.concurrent and tenant.max_concurrent is not None
+        if takes_place and len(state.places) >= (tenant.max_concurrent or 0):
+            limited, wait_s = "concurrent", CONCURRENT_RETRY_S
         for kind, bucket, amount, limit in (
             ("requests", requests, quota.requests, tenant.requests_per_minute),
             ("tokens", tokens, quota.tokens, tenant.tokens_per_minute),
@@ -118,8 +120,10 @@ class MemoryLimiter:
                 requests.level -= quota.requests
             if tokens is not None:
                 tokens.level -= quota.tokens
-            if quota.lease and tenant.max_concurrent is not None:
-                state.leases[quota.lease] = now + quota.lease_s
+                if quota.tokens:
+                    state.charges[quota.lease] = quota.tokens
+            if takes_place:
+                state.places.add(quota.lease)
         return RateLimitDecision(
             limited,
             wait_s,
@@ -128,13 +132,14 @@ class MemoryLimiter:
             bucket_status(tenant.tokens_per_minute, tokens.level if tokens else None),
         )
 
-    async def release(self, tenant: Tenant, *, tokens: int = 0, lease: str = "") -> None:
-        """Return tokens and end a lease, as `Limiter.release` says."""
+    async def release(self, tenant: Tenant, lease: str, *, used: int = 0) -> None:
+        """End a lease, as `Limiter.release` says."""
         state = self._tenants.setdefault(tenant.name, _TenantState())
-        state.leases.pop(lease, None)
+        state.places.discard(lease)
+        charged = state.charges.pop(lease, None)
         bucket = self._level(state, "tokens", tenant.tokens_per_minute, self._clock())
-        if bucket is not None:
-            bucket.level += tokens  # `_level` caps it
+        if bucket is not None and charged is not None:
+            bucket.level += charged - used  # `_level` caps it
 
     async def close(self) -> None:
         """Do nothing: there are no connections."""

@@ -4,6 +4,10 @@ Each decision is one Lua script, which Redis runs as a whole: gateways cannot ra
 Time is Redis's own, so the gateways' clocks do not matter. While Redis does not answer, a gateway
 counts by itself: a limit is then per gateway, and no request is rejected for it. What it counted in
 Redis is released there once Redis answers again.
+
+What a request took is kept in Redis under its lease. So a gateway that does not know whether Redis
+ran a script (the answer was lost, the request was cancelled) may release the lease all the same.
+A place lasts only while its gateway renews it: those of a gateway that died end within LEASE_S.
 """
 
 from __future__ import annotations
@@ -12,8 +16,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from redis.asyncio import BlockingConnectionPool, Redis
@@ -43,8 +49,13 @@ T = TypeVar("T")
 CONNECTIONS = 64
 # After a failure Redis is not called for this long: requests must not queue up behind it.
 CIRCUIT_OPEN_S = 1.0
+# A place among concurrent requests ends after this long without a renewal, which come more often.
+LEASE_S, RENEWAL_S = 30.0, 10.0
+# Seconds after which Redis forgets what a request took, if no gateway has released it.
+CHARGE_S = 86_400
 # Leases of ended requests that Redis has not heard of, of all tenants: about 1 MB.
 MAX_UNRELEASED = 10_000
+LEASES_PER_CALL = 1000  # about 1 ms of Redis's time
 
 # Levels are kept as text: Lua numbers would lose their fractions on the way out.
 _BUCKET_FUNCTIONS = """
@@ -67,6 +78,7 @@ local function keep(name, limit, level)
 end
 """
 
+# KEYS: buckets, places, what the lease took. A call that was sent again takes nothing again.
 _ACQUIRE_SCRIPT = (
     _BUCKET_FUNCTIONS
     + """
@@ -74,10 +86,15 @@ local limits = {requests = tonumber(ARGV[1]), tokens = tonumber(ARGV[3])}
 local amounts = {requests = tonumber(ARGV[2]), tokens = tonumber(ARGV[4])}
 local most, lease, lease_s = tonumber(ARGV[5]), ARGV[6], tonumber(ARGV[7])
 local limited, wait, never, levels = '', 0, 0, {}
-if most > 0 and lease ~= '' then
-  redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now)
-  if redis.call('ZCARD', KEYS[2]) >= most then limited, wait = 'concurrent', tonumber(ARGV[8]) end
+if most > 0 then
+  if redis.call('ZSCORE', KEYS[2], lease) then
+    amounts.requests, most = 0, 0
+  elseif redis.call('ZCOUNT', KEYS[2], string.format('(%.6f', now), '+inf') >= most then
+    limited, wait = 'concurrent', tonumber(ARGV[8])
+  end
 end
+local charged = tonumber(redis.call('GET', KEYS[3]) or 0)
+amounts.tokens = math.max(0, amounts.tokens - charged)
 for _, name in ipairs({'requests', 'tokens'}) do
   local limit, amount = limits[name], amounts[name]
   local level = filled(name, limit)
@@ -95,9 +112,13 @@ if limited == '' then
       keep(name, limits[name], levels[name])
     end
   end
-  if most > 0 and lease ~= '' then
+  if levels.tokens ~= nil and amounts.tokens > 0 then
+    redis.call('SET', KEYS[3], charged + amounts.tokens, 'EX', ARGV[9])
+  end
+  if most > 0 then
+    redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now)
     redis.call('ZADD', KEYS[2], now + lease_s, lease)
-    redis.call('EXPIRE', KEYS[2], math.ceil(lease_s) + 60)
+    redis.call('EXPIRE', KEYS[2], math.ceil(lease_s))
   end
 end
 local function text(level) return level and string.format('%.6f', level) or '' end
@@ -105,32 +126,48 @@ return {limited, tostring(wait), never, text(levels.requests), text(levels.token
 """
 )
 
+# KEYS: buckets, places, what each lease took. ARGV: the limit, then of each lease its name and what
+# it used.
 _RELEASE_SCRIPT = (
     _BUCKET_FUNCTIONS
     + """
-local limit, amount = tonumber(ARGV[1]), tonumber(ARGV[2])
-for i = 3, #ARGV do redis.call('ZREM', KEYS[2], ARGV[i]) end
+local limit, unused = tonumber(ARGV[1]), 0
+for i = 3, #KEYS do
+  redis.call('ZREM', KEYS[2], ARGV[2 * i - 4])
+  local charged = redis.call('GET', KEYS[i])
+  if charged then
+    redis.call('DEL', KEYS[i])
+    unused = unused + tonumber(charged) - tonumber(ARGV[2 * i - 3])
+  end
+end
 local level = filled('tokens', limit)
-if level ~= nil and amount ~= 0 then keep('tokens', limit, math.min(limit, level + amount)) end
+if level ~= nil and unused ~= 0 then keep('tokens', limit, math.min(limit, level + unused)) end
 return 0
 """
 )
 
+# Not those that Redis does not have (any more): their requests may have ended meanwhile.
+_RENEW_SCRIPT = """
+local clock = redis.call('TIME')
+local ends = tonumber(clock[1]) + tonumber(clock[2]) / 1e6 + tonumber(ARGV[1])
+for i = 2, #ARGV do redis.call('ZADD', KEYS[1], 'XX', ends, ARGV[i]) end
+redis.call('EXPIRE', KEYS[1], math.ceil(tonumber(ARGV[1])))
+return 0
+"""
+
 
 @dataclass
 class _Unreleased:
-    """What Redis has not heard of a tenant's requests that have ended."""
+    """A tenant's leases whose end Redis has not heard of, each with the tokens that it used."""
 
     tenant: Tenant
-    tokens: int = 0
-    leases: list[str] = field(default_factory=list)
+    leases: dict[str, int] = field(default_factory=dict)
 
 
 class RedisLimiter:
     """Limits counted in Redis, and by `fallback` while Redis does not answer.
 
-    A release that fails is sent again. If Redis only answered too late, its tokens are returned
-    twice, and its bucket takes no more than its size.
+    A release that fails is sent again.
     """
 
     def __init__(
@@ -153,32 +190,45 @@ class RedisLimiter:
         self._redis = Redis.from_pool(pool)
         self._acquire_script = self._redis.register_script(_ACQUIRE_SCRIPT)
         self._release_script = self._redis.register_script(_RELEASE_SCRIPT)
+        self._renew_script = self._redis.register_script(_RENEW_SCRIPT)
         self._timeout_s = timeout_s
         self._fallback = fallback or MemoryLimiter()
         self._clock = clock
         self._circuit_open_until = 0.0
+        self._held: dict[str, set[str]] = {}  # leases that Redis gave, by tenant
+        self._renewed_at = clock()
         self._unreleased: dict[str, _Unreleased] = {}
         self._returning = asyncio.Lock()
 
     async def acquire(self, tenant: Tenant, quota: QuotaRequest) -> RateLimitDecision:
         """Check and take, as `Limiter.acquire` says."""
+        if _unlimited(tenant):
+            return RateLimitDecision()
         arguments: list[str | int | float] = [
             *(tenant.requests_per_minute or 0, quota.requests),
             *(tenant.tokens_per_minute or 0, quota.tokens),
-            *(tenant.max_concurrent or 0, quota.lease, quota.lease_s, CONCURRENT_RETRY_S),
+            *((tenant.max_concurrent or 0) if quota.concurrent else 0, quota.lease),
+            *(LEASE_S, CONCURRENT_RETRY_S, CHARGE_S),
         ]
-        if _unlimited(tenant):
-            return RateLimitDecision()
         answer = None
         if not self._circuit_open:
-            answer = await self._call(lambda: self._run(self._acquire_script, tenant, arguments))
-            if answer is None:  # Redis may have taken the lease, and answered too late
-                self._keep(tenant, 0, quota.lease)
+            keys = _keys(tenant.name, quota.lease)
+            try:
+                answer = await self._call(
+                    lambda: self._run(self._acquire_script, tenant, keys, arguments)
+                )
+            finally:
+                # Redis may have run the script all the same. A lease that it gave before is
+                # released by its request.
+                if answer is None and quota.lease not in self._held.get(tenant.name, ()):
+                    self._keep(tenant, quota.lease, 0)
         if answer is None:
             metrics.LIMITER_FALLBACKS.inc()
             decision = await self._fallback.acquire(tenant, quota)
             return replace(decision, limiter=self._fallback)
         limited, wait, never, requests, tokens = answer
+        if quota.lease and not limited:
+            self._held.setdefault(tenant.name, set()).add(quota.lease)
         return RateLimitDecision(
             _kind(limited),
             float(wait),
@@ -187,27 +237,35 @@ class RedisLimiter:
             _bucket_status(tenant.tokens_per_minute, tokens),
         )
 
-    async def release(self, tenant: Tenant, *, tokens: int = 0, lease: str = "") -> None:
-        """Return tokens and end a lease, as `Limiter.release` says; later, if Redis fails."""
+    async def release(self, tenant: Tenant, lease: str, *, used: int = 0) -> None:
+        """End a lease, as `Limiter.release` says; later, if Redis fails."""
+        if (held := self._held.get(tenant.name)) is not None:
+            held.discard(lease)
+            if not held:
+                del self._held[tenant.name]
         if _unlimited(tenant):
             return
         answer = None
         try:
             if not self._circuit_open:
-                arguments = [tenant.tokens_per_minute or 0, tokens, lease]
+                keys = _keys(tenant.name, lease)
+                arguments = [tenant.tokens_per_minute or 0, lease, used]
                 answer = await self._call(
-                    lambda: self._run(self._release_script, tenant, arguments)
+                    lambda: self._run(self._release_script, tenant, keys, arguments)
                 )
         finally:  # also if the request's task is cancelled meanwhile
             if answer is None:
-                self._keep(tenant, tokens, lease)
+                self._keep(tenant, lease, used)
 
-    async def keep_returning(self) -> None:
-        """Release what Redis has not heard of until cancelled, also while no request comes."""
+    async def keep_leases(self) -> None:
+        """Renew the leases of running requests, and release what Redis has not heard of, until
+        cancelled, also while no request comes."""
         while True:
             await asyncio.sleep(CIRCUIT_OPEN_S)
             if not self._circuit_open:
                 await self._return_all()
+            if not self._circuit_open and self._clock() - self._renewed_at >= RENEWAL_S:
+                await self._renew_all()
 
     async def close(self) -> None:
         """Release what Redis has not heard of, and close the connections to it."""
@@ -219,40 +277,56 @@ class RedisLimiter:
         """Whether Redis failed a moment ago, and is not called."""
         return self._clock() < self._circuit_open_until
 
-    def _keep(self, tenant: Tenant, tokens: int, lease: str) -> None:
-        """Keep a release until Redis answers."""
-        if not tokens and not lease:
+    def _keep(self, tenant: Tenant, lease: str, used: int) -> None:
+        """Keep a release until Redis answers. One too many is dropped: its place ends by itself."""
+        if not lease:
             return
-        kept = self._unreleased.setdefault(tenant.name, _Unreleased(tenant))
-        kept.tenant, kept.tokens = tenant, kept.tokens + tokens
-        if lease and sum(len(each.leases) for each in self._unreleased.values()) < MAX_UNRELEASED:
-            kept.leases.append(lease)  # one too many ends by itself, after its `lease_s`
+        if sum(len(each.leases) for each in self._unreleased.values()) < MAX_UNRELEASED:
+            kept = self._unreleased.setdefault(tenant.name, _Unreleased(tenant))
+            kept.tenant = tenant
+            kept.leases[lease] = used
+
+    async def _renew_all(self) -> None:
+        """Renew the leases of running requests, until Redis fails."""
+        for name in list(self._held):
+            leases = list(self._held.get(name, ()))
+            for i in range(0, len(leases), LEASES_PER_CALL):
+                arguments: list[str | float] = [LEASE_S, *leases[i : i + LEASES_PER_CALL]]
+                renew = partial(self._renew_script, keys=_keys(name)[1:], args=arguments)
+                if await self._call(renew) is None:
+                    return
+        self._renewed_at = self._clock()
 
     async def _return_all(self) -> None:
         """Release what was kept of all tenants, until Redis fails."""
         for name in list(self._unreleased):
-            if await self._call(partial(self._return_kept, name)) is None:
-                return
+            while name in self._unreleased:
+                if await self._call(partial(self._return_kept, name)) is None:
+                    return
 
     async def _return_kept(self, name: str) -> bool:
-        """Release what was kept of one tenant. Raises RedisError, and keeps it."""
-        async with self._returning:  # or it is returned twice
+        """Release some of what was kept of one tenant. Raises RedisError, and keeps it."""
+        async with self._returning:
             if (kept := self._unreleased.get(name)) is None:
                 return True
-            tokens, leases = kept.tokens, list(kept.leases)
-            limit = kept.tenant.tokens_per_minute or 0
-            await self._release_script(keys=_keys(kept.tenant), args=[limit, tokens, *leases])
-            kept.tokens -= tokens  # more may have come meanwhile
-            del kept.leases[: len(leases)]
-            if not kept.tokens and not kept.leases:
+            leases = dict(islice(kept.leases.items(), LEASES_PER_CALL))
+            arguments: list[str | int] = [kept.tenant.tokens_per_minute or 0]
+            for lease, used in leases.items():
+                arguments += (lease, used)
+            await self._release_script(keys=_keys(name, *leases), args=arguments)
+            for lease in leases:  # more may have come meanwhile
+                del kept.leases[lease]
+            if not kept.leases:
                 del self._unreleased[name]
         return True
 
-    async def _run(self, script: AsyncScript, tenant: Tenant, arguments: Sequence[Any]) -> Any:
+    async def _run(
+        self, script: AsyncScript, tenant: Tenant, keys: Sequence[str], arguments: Sequence[Any]
+    ) -> Any:
         """Run a script for a tenant. What was kept of the tenant is released first."""
         if tenant.name in self._unreleased:
             await self._return_kept(tenant.name)
-        return await script(keys=_keys(tenant), args=arguments)
+        return await script(keys=keys, args=arguments)
 
     async def _call(self, work: Callable[[], Awaitable[T]]) -> T | None:
         """The result of work with Redis, None if Redis fails or does not answer in time."""
@@ -262,12 +336,17 @@ class RedisLimiter:
         except (RedisError, OSError, TimeoutError) as error:
             logger.warning("Redis does not answer, this gateway counts limits by itself: %r", error)
             self._circuit_open_until = self._clock() + CIRCUIT_OPEN_S
+            # Other connections may lead to a server that is no master any more, or is gone.
+            with suppress(RedisError, OSError, TimeoutError):
+                await self._redis.connection_pool.disconnect(inuse_connections=False)
             return None
 
 
-def _keys(tenant: Tenant) -> list[str]:
-    """The tenant's keys in Redis. The braces keep both on one node of a cluster."""
-    return [f"aerie:{{{tenant.name}}}:buckets", f"aerie:{{{tenant.name}}}:leases"]
+def _keys(name: str, *leases: str) -> list[str]:
+    """A tenant's keys in Redis: buckets, places of concurrent requests, what each lease took. The
+    braces keep all on one node of a cluster."""
+    kinds = ("buckets", "leases", *(f"charge:{lease}" for lease in leases))
+    return [f"aerie:{{{name}}}:{kind}" for kind in kinds]
 
 
 def _unlimited(tenant: Tenant) -> bool:

@@ -21,8 +21,6 @@ from app.observability import metrics
 from app.request_usage import RequestUsage, set_current_usage
 
 _KEY = "aerie.request_context"
-# A lease lasts longer than any request: it ends by itself only if the gateway died.
-LEASE_MARGIN_S = 60.0
 
 
 class RequestContext:
@@ -45,7 +43,6 @@ class RequestContext:
         self.queue_wait_s = 0.0
         self._admission = admission
         self._lease = ""
-        self._charged = 0
         self._leased_by = self._charged_by = admission.limiter
         self._body_bytes = 0
         self._slot: Slot | None = None
@@ -60,16 +57,12 @@ class RequestContext:
         """
         if self._lease:
             return
-        tenant, settings = self.identity.tenant, self._admission.settings
         try:
-            self._admission.queue.check(tenant)
+            self._admission.queue.check(self.identity.tenant)
         except QueueFull as full:
             raise _overloaded(full) from None
-        lease = uuid.uuid4().hex
-        quota = QuotaRequest(
-            requests=1, lease=lease, lease_s=settings.request_timeout_s + LEASE_MARGIN_S
-        )
-        self._lease = lease  # first: `close` releases also what a cancellation interrupts
+        self._lease = uuid.uuid4().hex  # `close` releases also what a cancellation interrupts
+        quota = QuotaRequest(requests=1, concurrent=True, lease=self._lease)
         try:
             self._leased_by = self._charged_by = await self._acquire_quota(quota)
         except ApiError:
@@ -90,8 +83,9 @@ class RequestContext:
             metrics.REFUSED.labels("model").inc()
             message = f"This API key may not use the model `{shorten(model)}`."
             raise ApiError(403, message, param="model", code="model_not_allowed")
-        self._charged_by = await self._acquire_quota(QuotaRequest(tokens=cost.tokens))
-        self._charged = self.usage.charged = cost.tokens
+        quota = QuotaRequest(tokens=cost.tokens, lease=self._lease)
+        self._charged_by = await self._acquire_quota(quota)
+        self.usage.charged = cost.tokens
         started = time.monotonic()
         if self.deadline is not None:
             self.deadline.start_within(
@@ -159,14 +153,11 @@ class RequestContext:
         self.log_fields |= self._usage_fields(used)
         for kind, tokens in used.items():
             metrics.TENANT_TOKENS.labels(tenant.name, kind).inc(tokens)
-        unused = self._charged - sum(used.values())
-        if self._leased_by is self._charged_by:
-            await self._leased_by.release(tenant, tokens=unused, lease=lease)
-            return
         try:
-            await self._leased_by.release(tenant, lease=lease)
+            if self._leased_by is not self._charged_by:
+                await self._leased_by.release(tenant, lease)
         finally:
-            await self._charged_by.release(tenant, tokens=unused)
+            await self._charged_by.release(tenant, lease, used=sum(used.values()))
 
     def rate_limit_headers(self) -> dict[str, str]:
         """OpenAI's rate limit headers, for the limits that the tenant has."""

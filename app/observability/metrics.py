@@ -199,7 +199,7 @@ KEYS_FILE_STALE = Gauge(
 BACKGROUND_FAILURES = _by(
     "task",
     (
-        *("engine_watch", "head_generations", "keys_file", "learner", "redis_releases"),
+        *("engine_watch", "head_generations", "keys_file", "learner", "redis_leases"),
         "speculation_metrics",
     ),
     "aerie_background_failures_total",

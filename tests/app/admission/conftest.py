@@ -7,19 +7,27 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 
 @pytest.fixture(scope="module")
 def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with redis_server(tmp_path_factory.mktemp("redis")) as url:
+        yield url
+
+
+@contextmanager
+def redis_server(folder: Path) -> Iterator[str]:
+    """Run a redis-server with its files in a folder; gives its URL."""
     program = shutil.which("redis-server")
     if program is None:
         pytest.skip("redis-server is not installed (Debian: apt-get install redis-server)")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    folder = tmp_path_factory.mktemp("redis")
     arguments = [program, "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
     log = (folder / "log").open("wb")
     process = subprocess.Popen([*arguments, "--dir", str(folder)], stdout=log, stderr=log)

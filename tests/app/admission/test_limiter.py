@@ -10,6 +10,7 @@ import time
 import zlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -49,7 +50,7 @@ async def opened(make: Callable[[], Limiter]) -> AsyncIterator[Limiter]:
     [
         ("requests_per_minute", QuotaRequest(requests=1)),
         ("tokens_per_minute", QuotaRequest(tokens=1)),
-        ("max_concurrent", QuotaRequest(lease="", lease_s=60)),
+        ("max_concurrent", QuotaRequest(concurrent=True)),
     ],
 )
 async def test_exactly_as_many_as_the_limit_get_in(
@@ -67,8 +68,7 @@ async def test_exactly_as_many_as_the_limit_get_in(
         gateways = [one, two] if isinstance(one, RedisLimiter) else [one, one]
 
         async def attempt(i: int) -> bool:
-            lease = f"lease{i}" if field == "max_concurrent" else ""
-            mine = QuotaRequest(quota.requests, quota.tokens, lease, quota.lease_s)
+            mine = replace(quota, lease=f"lease{i}")
             return (await gateways[i % 2].acquire(payer, mine)).limited is None
 
         let_in = sum(await asyncio.gather(*(attempt(i) for i in range(MANY))))
@@ -82,17 +82,21 @@ async def test_all_or_nothing(
     """A refusal for one reason must not use up the others."""
     payer = tenant(request, requests_per_minute=2, tokens_per_minute=10, max_concurrent=1)
     async with opened(limiter) as one:
-        first = await one.acquire(payer, QuotaRequest(requests=1, tokens=4, lease="a", lease_s=60))
+        first = await one.acquire(
+            payer, QuotaRequest(requests=1, tokens=4, concurrent=True, lease="a")
+        )
         assert first.limited is None
         assert first.requests is not None and first.requests.remaining == 1
         assert first.tokens is not None and first.tokens.remaining == 6
-        second = await one.acquire(payer, QuotaRequest(requests=1, tokens=1, lease="b", lease_s=60))
+        second = await one.acquire(
+            payer, QuotaRequest(requests=1, tokens=1, concurrent=True, lease="b")
+        )
         assert second.limited == "concurrent"
         third = await one.acquire(payer, QuotaRequest(requests=1, tokens=9))
         assert third.limited == "tokens"
         assert third.requests is not None and third.requests.remaining == 1
         await one.release(payer, lease="a")
-        last = await one.acquire(payer, QuotaRequest(requests=1, lease="c", lease_s=60))
+        last = await one.acquire(payer, QuotaRequest(requests=1, concurrent=True, lease="c"))
         assert last.limited is None
 
 
@@ -100,16 +104,16 @@ async def test_settling(request: pytest.FixtureRequest, limiter: Callable[[], Li
     """Back what was not used, never above a full bucket; more used than taken is owed."""
     payer, seen = tenant(request, tokens_per_minute=100), []
     async with opened(limiter) as one:
-        for taken, given in ((60, 50), (0, 500), (90, -40), (0, 0)):
-            decision = await one.acquire(payer, QuotaRequest(tokens=taken))
+        for lease, taken, used in (("a", 60, 10), ("b", 0, 0), ("c", 90, 130), ("d", 0, 0)):
+            decision = await one.acquire(payer, QuotaRequest(tokens=taken, lease=lease))
             assert decision.limited is None or taken == 0
             assert decision.tokens is not None
             seen.append(decision.tokens.remaining)
-            await one.release(payer, tokens=given)
-        assert seen == [40, 90, 10, 0]
+            await one.release(payer, lease, used=used)
+        assert seen == [40, 90, 0, 0]
         owed = await one.acquire(payer, QuotaRequest(tokens=1))
         assert owed.limited == "tokens"
-        assert 15 < owed.retry_after_s < 20
+        assert 20 < owed.retry_after_s < 25
 
 
 async def test_never_is_told(
@@ -122,17 +126,21 @@ async def test_never_is_told(
         assert (await one.acquire(payer, QuotaRequest(tokens=100))).limited is None
 
 
-async def test_a_lease_that_nobody_gives_back_ends(
+async def test_a_release_counts_once(
     request: pytest.FixtureRequest, limiter: Callable[[], Limiter]
 ) -> None:
-    payer = tenant(request, max_concurrent=1)
+    """A gateway that does not know whether it released a lease releases it again."""
+    payer = tenant(request, tokens_per_minute=100, max_concurrent=1)
     async with opened(limiter) as one:
-        assert (await one.acquire(payer, QuotaRequest(lease="a", lease_s=0.05))).limited is None
-        await asyncio.sleep(0.1)
-        assert (await one.acquire(payer, QuotaRequest(lease="b", lease_s=60))).limited is None
-        assert (
-            await one.acquire(payer, QuotaRequest(lease="c", lease_s=60))
-        ).limited == "concurrent"
+        await one.release(payer, "a", used=90)
+        await one.acquire(payer, QuotaRequest(tokens=50, concurrent=True, lease="a"))
+        await one.acquire(payer, QuotaRequest(tokens=40, lease="b"))
+        for _ in range(3):
+            await one.release(payer, "a", used=10)
+        decision = await one.acquire(payer, QuotaRequest(concurrent=True, lease="c"))
+        assert decision.limited is None
+        assert decision.tokens is not None
+        assert 50 <= decision.tokens.remaining <= 52
 
 
 async def admitted(limiter: Limiter, payer: Tenant, requests: int) -> int:

@@ -8,9 +8,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from redis.asyncio import Redis
 
 from app.admission import redis_limiter
 from app.admission.controller import AdmissionController
@@ -22,6 +24,7 @@ from app.errors import ApiError
 from app.http.request_context import RequestContext
 from app.llm.engine_load import EngineLoad
 from app.settings import load
+from tests.app.admission.conftest import redis_server
 from tests.clock import Clock
 
 IN_TIME_S = 10.0
@@ -34,7 +37,7 @@ class Line:
 
     def __init__(self, redis_url: str) -> None:
         self.state = "up"
-        self._redis = urlsplit(redis_url)
+        self.redis = urlsplit(redis_url)
         self._tasks: set[asyncio.Task[None]] = set()
         self._ends: list[asyncio.StreamWriter] = []
 
@@ -53,9 +56,9 @@ class Line:
             await asyncio.gather(*self._tasks, *waits, return_exceptions=True)
 
     async def _connected(self, client: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
-        assert self._redis.port is not None
+        assert self.redis.port is not None
         self._ends.append(back)
-        answers, redis = await asyncio.open_connection("127.0.0.1", self._redis.port)
+        answers, redis = await asyncio.open_connection("127.0.0.1", self.redis.port)
         self._ends.append(redis)
         for source, sink in ((client, redis), (answers, back)):
             task = asyncio.create_task(self._pass_on(source, sink, source is answers))
@@ -94,7 +97,7 @@ async def connected(redis_url: str) -> AsyncIterator[Gateways]:
         gateways = Gateways(line, through_line, redis_url)
         warm = Tenant(name="warm", max_concurrent=1)  # a connection, and both scripts
         await gateways.cut_off.acquire(warm, QuotaRequest())
-        await gateways.cut_off.release(warm, lease="none")
+        await gateways.cut_off.release(warm, "none")
         yield gateways
         await gateways.other.close()
         await gateways.cut_off.close()
@@ -107,7 +110,7 @@ def tenant(request: pytest.FixtureRequest) -> Tenant:
 
 
 def lease(name: str) -> QuotaRequest:
-    return QuotaRequest(lease=name, lease_s=600)
+    return QuotaRequest(concurrent=True, lease=name)
 
 
 async def tokens_left(limiter: Limiter, tenant: Tenant) -> int:
@@ -135,11 +138,11 @@ async def test_a_request_that_ends_without_redis_is_released_once_it_is_back(
     async with connected(redis_url) as gateways:
         limiter, line = gateways.cut_off, gateways.line
         assert await admitted(limiter, tenant, "a")
-        assert (await limiter.acquire(tenant, QuotaRequest(tokens=500))).limiter is None
+        assert (await limiter.acquire(tenant, QuotaRequest(tokens=500, lease="a"))).limiter is None
         line.state = way
         if open_before:
             await limiter.acquire(tenant, QuotaRequest())
-        await limiter.release(tenant, tokens=450, lease="a")
+        await limiter.release(tenant, "a", used=50)
         if way == "refused":
             assert not await admitted(gateways.other, tenant, "b"), "nothing is tested"
         gateways.back()
@@ -156,8 +159,8 @@ async def test_it_is_released_without_another_request(
     async with connected(redis_url) as gateways:
         assert await admitted(gateways.cut_off, tenant, "a")
         gateways.line.state = "refused"
-        returning = asyncio.create_task(gateways.cut_off.keep_returning())
-        await gateways.cut_off.release(tenant, lease="a")
+        returning = asyncio.create_task(gateways.cut_off.keep_leases())
+        await gateways.cut_off.release(tenant, "a")
         assert not await admitted(gateways.other, tenant, "b")
         gateways.back()
         await until_admitted(gateways.other, tenant, "b")
@@ -170,14 +173,14 @@ async def test_the_controller_runs_that_in_the_background() -> None:
     (task,) = admission.background
     async with admission.open():
         await asyncio.sleep(0)
-        assert (task.name, task.state) == ("redis_releases", "running")
+        assert (task.name, task.state) == ("redis_leases", "running")
 
 
 async def test_a_gateway_that_ends_releases_what_it_kept(redis_url: str, tenant: Tenant) -> None:
     async with connected(redis_url) as gateways:
         assert await admitted(gateways.cut_off, tenant, "a")
         gateways.line.state = "refused"
-        await gateways.cut_off.release(tenant, lease="a")
+        await gateways.cut_off.release(tenant, "a")
         gateways.line.state = "up"
         await gateways.cut_off.close()
         assert await admitted(gateways.other, tenant, "b")
@@ -189,7 +192,7 @@ async def test_a_release_whose_task_is_cancelled_is_made_up_for(
     async with connected(redis_url) as gateways:
         assert await admitted(gateways.cut_off, tenant, "a")
         gateways.line.state = "refused"
-        releasing = asyncio.create_task(gateways.cut_off.release(tenant, lease="a"))
+        releasing = asyncio.create_task(gateways.cut_off.release(tenant, "a"))
         await asyncio.sleep(0)
         releasing.cancel()
         with suppress(asyncio.CancelledError):
@@ -206,7 +209,7 @@ async def test_a_lease_that_redis_gave_too_late_is_nobodys(redis_url: str, tenan
         assert decision.limited is None
         assert decision.limiter is not None
         assert not await admitted(gateways.other, tenant, "b"), "Redis gave it"
-        await decision.limiter.release(tenant, lease="a")
+        await decision.limiter.release(tenant, "a")
         gateways.back()
         assert await admitted(gateways.cut_off, tenant, "b")
 
@@ -222,11 +225,10 @@ async def test_what_is_kept_has_a_bound(
             assert await admitted(gateways.cut_off, several, name)
         gateways.line.state = "refused"
         for name in "abc":
-            await gateways.cut_off.release(several, tokens=-1, lease=name)
+            await gateways.cut_off.release(several, name)
         gateways.back()
         free = [await admitted(gateways.cut_off, several, name) for name in "def"]
         assert free == [True, True, False], "the third lease ends by itself"
-        assert await tokens_left(gateways.other, several) == 597
 
 
 async def test_a_refused_request_leaves_no_lease_to_release(
@@ -250,6 +252,147 @@ async def test_a_refused_request_leaves_no_lease_to_release(
         await running.close()
         gateways.back()
         assert await admitted(gateways.cut_off, tenant, "b"), "its lease was released"
+
+
+async def serving(limiter: RedisLimiter, tenant: Tenant) -> RequestContext:
+    """A request that has begun."""
+    admission = AdmissionController(load({}, {}), EngineLoad(capacity=8))
+    admission.limiter = limiter
+    context = RequestContext(admission, Identity(tenant))
+    await context.begin(60.0)
+    return context
+
+
+async def until_charged(limiter: Limiter, tenant: Tenant, left: int) -> None:
+    async with asyncio.timeout(IN_TIME_S):
+        while await tokens_left(limiter, tenant) > left:  # noqa: ASYNC110 - Redis has no event
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("cancelled", [True, False])
+async def test_tokens_that_redis_took_without_an_answer_are_returned(
+    redis_url: str, tenant: Tenant, cancelled: bool
+) -> None:
+    """The client left meanwhile; or it did not, and the gateway counted the request by itself."""
+    async with connected(redis_url) as gateways:
+        context = await serving(gateways.cut_off, tenant)
+        gateways.line.state = "unheard"
+        admitting = asyncio.create_task(context.admit("model", Estimate(tokens=500, sequences=1)))
+        await until_charged(gateways.other, tenant, 101)
+        if cancelled:
+            admitting.cancel()
+        with suppress(asyncio.CancelledError):
+            await admitting
+        assert not await admitted(gateways.other, tenant, "b"), "the request has not ended"
+        await context.close()
+        gateways.back()
+        assert await admitted(gateways.cut_off, tenant, "b")
+        assert await tokens_left(gateways.other, tenant) == 600
+
+
+async def test_a_call_that_was_sent_again_takes_nothing_again(
+    redis_url: str, tenant: Tenant
+) -> None:
+    async with connected(redis_url) as gateways:
+        for _ in range(2):
+            quota = QuotaRequest(tokens=500, concurrent=True, lease="a")
+            assert (await gateways.other.acquire(tenant, quota)).limited is None
+        await gateways.other.release(tenant, "a", used=50)
+        assert 550 <= await tokens_left(gateways.other, tenant) <= 552
+
+
+async def test_places_of_a_gateway_that_died_end_soon_and_those_of_others_do_not(
+    redis_url: str, tenant: Tenant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_limiter, "LEASE_S", 1.5)
+    monkeypatch.setattr(redis_limiter, "RENEWAL_S", 0.2)
+    monkeypatch.setattr(redis_limiter, "CIRCUIT_OPEN_S", 0.1)
+    several = tenant.model_copy(update={"max_concurrent": 2})
+
+    async with connected(redis_url) as gateways:
+        living = asyncio.create_task(gateways.other.keep_leases())
+        assert await admitted(gateways.other, several, "lives")
+        assert await admitted(gateways.cut_off, several, "dies")
+        assert not await admitted(gateways.other, several, "b")
+        await until_admitted(gateways.other, several, "b")
+        await asyncio.sleep(2 * redis_limiter.LEASE_S)
+        assert not await admitted(gateways.other, several, "c")
+        living.cancel()
+
+
+TROUBLES = {
+    "full": ("CONFIG SET maxmemory 1", "CONFIG SET maxmemory 0"),
+    "slow": ("CLIENT PAUSE 1000 ALL", "PING"),
+    "no replicas": ("CONFIG SET min-replicas-to-write 1", "CONFIG SET min-replicas-to-write 0"),
+    "scripts forgotten": ("SCRIPT FLUSH", "PING"),
+}
+
+
+@pytest.mark.parametrize("trouble", TROUBLES)
+async def test_a_redis_in_trouble_rejects_nobody_and_keeps_nothing(
+    redis_url: str, tenant: Tenant, trouble: str
+) -> None:
+    begin, end = TROUBLES[trouble]
+    async with connected(redis_url) as gateways, Redis.from_url(redis_url) as operator:
+        limiter, counted = gateways.cut_off, trouble == "scripts forgotten"
+        several = tenant.model_copy(update={"max_concurrent": 2})
+        for name in ("before", "during"):
+            assert await admitted(limiter, several, name)
+        await limiter.acquire(several, QuotaRequest(tokens=500, lease="before"))
+        await operator.execute_command(*begin.split())
+        await limiter.release(several, "before", used=0)
+        decision = await limiter.acquire(several, lease("new"))
+        assert decision.limited is None
+        assert (decision.limiter is None) == counted
+        await limiter.release(several, "during")
+        await operator.execute_command(*end.split())
+        gateways.back()
+        if counted:
+            await limiter.release(several, "new")
+        for name in "xy":
+            decision = await limiter.acquire(several, lease(name))
+            assert (decision.limited, decision.limiter) == (None, None), name
+        assert await tokens_left(gateways.other, several) == 600
+
+
+async def test_after_a_failover_the_new_master_counts(
+    redis_url: str, tenant: Tenant, tmp_path: Path
+) -> None:
+    """The old one lives on as a replica, and keeps the connections that it has."""
+    with redis_server(tmp_path) as new_url:
+        async with connected(redis_url) as gateways, Redis.from_url(redis_url) as old:
+            limiter, port = gateways.cut_off, urlsplit(new_url).port
+            several = [limiter.acquire(tenant, QuotaRequest()) for _ in range(5)]
+            await asyncio.gather(*several)  # as many connections
+            await old.execute_command("REPLICAOF", "127.0.0.1", str(port))
+            gateways.line.redis = urlsplit(new_url)
+            try:
+                assert (await limiter.acquire(tenant, lease("a"))).limiter is not None
+                gateways.back()
+                for name in ("a", "b"):
+                    decision = await limiter.acquire(tenant, lease(name))
+                    assert decision.limiter is None
+                assert decision.limited == "concurrent"
+            finally:
+                await old.execute_command("REPLICAOF", "NO", "ONE")
+
+
+async def test_cancelled_requests_use_up_no_connections(redis_url: str, tenant: Tenant) -> None:
+    many = tenant.model_copy(update={"max_concurrent": 1000})
+    async with connected(redis_url) as gateways:
+        limiter = gateways.other
+        for i in range(300):
+            quota = QuotaRequest(tokens=1, concurrent=True, lease=f"lease{i}")
+            acquiring = asyncio.create_task(limiter.acquire(many, quota))
+            for _ in range(i % 12):
+                await asyncio.sleep(0)
+            acquiring.cancel()
+            await asyncio.gather(acquiring, return_exceptions=True)
+            await limiter.release(many, quota.lease)
+        waiting = [limiter.acquire(many, QuotaRequest()) for _ in range(100)]
+        decisions = await asyncio.gather(*waiting)
+        assert {decision.limiter for decision in decisions} == {None}
+        assert await tokens_left(limiter, many) == 600
 
 
 class Switching(MemoryLimiter):

@@ -109,9 +109,9 @@ class LaunchedEngine:
             await asyncio.sleep(WATCH_INTERVAL_S)
         return DIED
 
-    def first_error(self) -> str | None:
-        """What its processes reported first; None if they reported nothing."""
-        report = self._errors.first()
+    def fatal_error(self) -> str | None:
+        """What ended it while it served; None if its processes reported nothing."""
+        report = self._errors.fatal()
         return None if report is None else report.message
 
     def start_failure(self, error: Exception) -> StartupError:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from app.engine.configuration.runner import Blame, StartPath
 from app.errors import StartupError
-from drafters.vllm.error_report import FILE, MAX_MESSAGE, ErrorReport, first_report
+from drafters.vllm.error_report import FILE, MAX_MESSAGE, ErrorReport, fatal_report, first_report
 
 # Kinds of reasons: values of the metric's label `reason`. "none" is no failure.
 REASONS = (
@@ -99,6 +99,10 @@ class EngineErrors:
     def first(self) -> ErrorReport | None:
         """The first error; None if no process reported one."""
         return first_report(self._file)
+
+    def fatal(self) -> ErrorReport | None:
+        """The error that ended an engine in service; None if no process reported one."""
+        return fatal_report(self._file)
 
     def remove(self) -> None:
         """Remove the file with the reports."""

@@ -254,7 +254,7 @@ class Engine:
             timeout_s = self.settings.supervision.hang_timeout_s
             cause = f"it made no step for {timeout_s:g} s while requests ran"
         else:
-            report = None if self._launched is None else self._launched.first_error()
+            report = None if self._launched is None else self._launched.fatal_error()
             cause = "it died while serving" + (f": {report}" if report else "")
         while True:
             self._enter(Phase.RESTARTING)

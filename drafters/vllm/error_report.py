@@ -12,30 +12,33 @@ import logging
 import multiprocessing
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from traceback import extract_tb, walk_tb
 
 FILE = "DRAFTERS_ENGINE_ERRORS"  # variable with the file that reports are appended to
 # The loggers of vLLM whose exceptions end a process: engine core, and workers of its own.
 LOGGERS = ("vllm.v1.engine.core", "vllm.v1.executor.multiproc_executor")
+# What the engine core logs when a call to it or a request failed, and it goes on.
+SURVIVED = ("Invocation of %s method failed", "Unexpected error pre-processing request %s")
 MAX_MESSAGE = 2000  # characters
 
 
 @dataclass(frozen=True)
 class ErrorReport:
-    """An exception that ended a process of the engine.
+    """An exception that vLLM logged in a process of the engine.
 
     `types` has the exception's class and its bases, `frames` the module and function of each frame
-    that it and its causes passed, outermost first.
+    that it and its causes passed, outermost first. `survived` is whether the engine core went on.
     """
 
     types: tuple[str, ...]
     message: str
     frames: tuple[tuple[str, str], ...]
+    survived: bool = False
 
     @classmethod
-    def of(cls, error: BaseException) -> ErrorReport:
+    def of(cls, error: BaseException, *, survived: bool = False) -> ErrorReport:
         """The report of an exception."""
         return cls(
             tuple(f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__),
@@ -45,11 +48,12 @@ class ErrorReport:
                 for cause in _causes(error)
                 for frame, _ in walk_tb(cause.__traceback__)
             ),
+            survived,
         )
 
     def line(self) -> str:
         """The report as one line of JSON."""
-        return json.dumps({"types": self.types, "message": self.message, "frames": self.frames})
+        return json.dumps(asdict(self))
 
 
 class ErrorReports(logging.Handler):
@@ -62,7 +66,8 @@ class ErrorReports(logging.Handler):
             return
         try:
             with open(file, "a", encoding="utf-8") as reports:
-                reports.write(ErrorReport.of(error).line() + "\n")
+                report = ErrorReport.of(error, survived=record.msg in SURVIVED)
+                reports.write(report.line() + "\n")
         except OSError:  # the log still has it
             self.handleError(record)
 
@@ -76,14 +81,37 @@ def install() -> None:
 
 
 def first_report(file: Path) -> ErrorReport | None:
-    """The first report in a file: what follows it are consequences. None if there is none."""
+    """The first report in a file: what follows it are consequences. None if there is none.
+
+    For an engine that did not start: one whose call failed ends, too.
+    """
+    return next(iter(_reports(file)), None)
+
+
+def fatal_report(file: Path) -> ErrorReport | None:
+    """The first report of what ended an engine in service: reports up to the last one that its core
+    survived are of calls and requests that failed before. None if there is none."""
+    fatal: ErrorReport | None = None
+    for report in _reports(file):
+        if report.survived:
+            fatal = None
+        elif fatal is None:
+            fatal = report
+    return fatal
+
+
+def _reports(file: Path) -> Iterator[ErrorReport]:
     try:
         lines = file.read_text("utf-8").splitlines()
-        fields = json.loads(lines[0])
-    except (OSError, ValueError, IndexError):  # the last line may be torn by the process's end
-        return None
-    frames = tuple((module, function) for module, function in fields["frames"])
-    return ErrorReport(tuple(fields["types"]), fields["message"], frames)
+    except (OSError, ValueError):
+        return
+    for line in lines:
+        try:
+            fields = json.loads(line)
+        except ValueError:  # torn by the process's end
+            return
+        frames = tuple((module, function) for module, function in fields["frames"])
+        yield ErrorReport(tuple(fields["types"]), fields["message"], frames, fields["survived"])
 
 
 def _text(error: BaseException) -> str:

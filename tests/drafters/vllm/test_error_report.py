@@ -5,12 +5,21 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import re
 from pathlib import Path
 
 import pytest
 
 from drafters.vllm import error_report
-from drafters.vllm.error_report import FILE, LOGGERS, ErrorReport, first_report, install
+from drafters.vllm.error_report import (
+    FILE,
+    LOGGERS,
+    SURVIVED,
+    ErrorReport,
+    fatal_report,
+    first_report,
+    install,
+)
 
 
 def _fail(name: str) -> None:
@@ -55,6 +64,52 @@ def test_nothing_else_reports(file: Path) -> None:
     process.join()
     assert not file.exists()
     assert first_report(file) is None
+    assert fatal_report(file) is None
+
+
+def _serve(calls: int, then: str) -> None:
+    """As an engine core does whose calls fail, and which ends later or is killed."""
+    logger = logging.getLogger(LOGGERS[0])
+    for i in range(calls):
+        try:
+            raise ValueError(f"head {i}")
+        except ValueError:
+            logging.getLogger(LOGGERS[1]).exception("WorkerProc hit an exception.")
+            logger.exception(SURVIVED[0], "collective_rpc")
+    for message in then.split():
+        try:
+            raise RuntimeError(message)
+        except RuntimeError:
+            logger.exception("EngineCore encountered a fatal error.")
+
+
+@pytest.mark.parametrize(
+    ("calls", "then", "message"),
+    [
+        (2, "", None),
+        (2, "fault consequence", "RuntimeError: fault"),
+        (0, "fault", "RuntimeError: fault"),
+    ],
+)
+def test_what_the_engine_survived_did_not_end_it(
+    file: Path, calls: int, then: str, message: str | None
+) -> None:
+    """Catches: an engine killed for want of memory, put down to a head refused an hour before."""
+    process = multiprocessing.get_context("fork").Process(target=_serve, args=(calls, then))
+    process.start()
+    process.join()
+    report, first = fatal_report(file), first_report(file)
+    assert (report and report.message) == message
+    assert first is not None
+    assert first.message == ("ValueError: head 0" if calls else message), "a start ends with it"
+
+
+def test_a_torn_report_is_none(file: Path) -> None:
+    line = ErrorReport.of(RuntimeError("fault")).line()
+    file.write_text(f"{line}\n{line[:20]}")
+    assert fatal_report(file) == first_report(file) == ErrorReport.of(RuntimeError("fault"))
+    file.write_text(line[:20])
+    assert fatal_report(file) is first_report(file) is None
 
 
 def test_vllm_logs_what_ends_a_process_with_these_loggers() -> None:
@@ -70,6 +125,9 @@ def test_vllm_logs_what_ends_a_process_with_these_loggers() -> None:
     ):
         assert module.logger.name in LOGGERS
         assert f'logger.exception("{text}")' in Path(str(module.__file__)).read_text()
+    core = " ".join(Path(str(vllm.v1.engine.core.__file__)).read_text().split())
+    for text in SURVIVED:
+        assert re.search(rf'logger\.exception\( ?"{re.escape(text)}"', core), text
 
 
 def test_a_message_is_bounded() -> None:

@@ -46,7 +46,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-CONNECTIONS = 64
+# More would share this process's time: all of them answer within a timeout on a busy machine, too.
+CONNECTIONS = 16
 # After a failure Redis is not called for this long: requests must not queue up behind it.
 CIRCUIT_OPEN_S = 1.0
 # A place among concurrent requests ends after this long without a renewal, which come more often.
@@ -188,6 +189,7 @@ class RedisLimiter:
             decode_responses=True,
         )
         self._redis = Redis.from_pool(pool)
+        self._connections = asyncio.Semaphore(CONNECTIONS)
         self._acquire_script = self._redis.register_script(_ACQUIRE_SCRIPT)
         self._release_script = self._redis.register_script(_RELEASE_SCRIPT)
         self._renew_script = self._redis.register_script(_RENEW_SCRIPT)
@@ -269,6 +271,7 @@ class RedisLimiter:
 
     async def close(self) -> None:
         """Release what Redis has not heard of, and close the connections to it."""
+        self._circuit_open_until = 0.0  # a last attempt
         await self._return_all()
         await self._redis.aclose()
 
@@ -329,17 +332,29 @@ class RedisLimiter:
         return await script(keys=keys, args=arguments)
 
     async def _call(self, work: Callable[[], Awaitable[T]]) -> T | None:
-        """The result of work with Redis, None if Redis fails or does not answer in time."""
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                return await work()
-        except (RedisError, OSError, TimeoutError) as error:
-            logger.warning("Redis does not answer, this gateway counts limits by itself: %r", error)
-            self._circuit_open_until = self._clock() + CIRCUIT_OPEN_S
-            # Other connections may lead to a server that is no master any more, or is gone.
-            with suppress(RedisError, OSError, TimeoutError):
-                await self._redis.connection_pool.disconnect(inuse_connections=False)
-            return None
+        """The result of work with Redis, None if Redis fails or does not answer in time.
+
+        Waiting for a connection is no failure of Redis: a burst of one tenant must not end what
+        gateways share.
+        """
+        async with self._connections:
+            if self._circuit_open:  # since the call began to wait
+                return None
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    return await work()
+            except (RedisError, OSError, TimeoutError) as error:
+                if not self._circuit_open:
+                    self._circuit_open_until = self._clock() + CIRCUIT_OPEN_S
+                    await self._count_alone(error)
+                return None
+
+    async def _count_alone(self, error: Exception) -> None:
+        """Say that Redis failed, and close the idle connections: they may lead to a server that is
+        no master any more, or is gone."""
+        logger.warning("Redis does not answer, this gateway counts limits by itself: %r", error)
+        with suppress(RedisError, OSError, TimeoutError):
+            await self._redis.connection_pool.disconnect(inuse_connections=False)
 
 
 def _keys(name: str, *leases: str) -> list[str]:

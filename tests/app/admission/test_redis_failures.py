@@ -33,10 +33,13 @@ WAYS = ("refused", "unheard")
 
 
 class Line:
-    """The connection to Redis: `up`, `refused`, or `unheard`, which loses Redis's answers."""
+    """The connection to Redis: `up`, `refused`, or `unheard`, which loses Redis's answers.
+
+    Each answer takes `delay_s`.
+    """
 
     def __init__(self, redis_url: str) -> None:
-        self.state = "up"
+        self.state, self.delay_s = "up", 0.0
         self.redis = urlsplit(redis_url)
         self._tasks: set[asyncio.Task[None]] = set()
         self._ends: list[asyncio.StreamWriter] = []
@@ -71,6 +74,8 @@ class Line:
             while data := await source.read(65536):
                 if self.state == "refused":
                     break
+                if answers:
+                    await asyncio.sleep(self.delay_s)
                 if not (answers and self.state == "unheard"):
                     sink.write(data)
         sink.close()
@@ -375,6 +380,20 @@ async def test_after_a_failover_the_new_master_counts(
                 assert decision.limited == "concurrent"
             finally:
                 await old.execute_command("REPLICAOF", "NO", "ONE")
+
+
+async def test_a_burst_is_counted_in_redis(
+    redis_url: str, tenant: Tenant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches: a tenant that gets its limits twice with many requests at once, as those that wait
+    for a connection for long count as a Redis that does not answer."""
+    monkeypatch.setattr(redis_limiter, "CONNECTIONS", 2)
+    async with connected(redis_url) as gateways:
+        gateways.line.delay_s = TIMEOUT_S / 4
+        burst = [gateways.cut_off.acquire(tenant, lease(f"lease{i}")) for i in range(20)]
+        decisions = await asyncio.gather(*burst)
+        assert {decision.limiter for decision in decisions} == {None}
+        assert sum(decision.limited is None for decision in decisions) == 1
 
 
 async def test_cancelled_requests_use_up_no_connections(redis_url: str, tenant: Tenant) -> None:

@@ -283,7 +283,7 @@ async def test_tokens_that_redis_took_without_an_answer_are_returned(
         context = await serving(gateways.cut_off, tenant)
         gateways.line.state = "unheard"
         admitting = asyncio.create_task(context.admit("model", Estimate(tokens=500, sequences=1)))
-        await until_charged(gateways.other, tenant, 101)
+        await until_charged(gateways.other, tenant, 300)
         if cancelled:
             admitting.cancel()
         with suppress(asyncio.CancelledError):
@@ -303,7 +303,7 @@ async def test_a_call_that_was_sent_again_takes_nothing_again(
             quota = QuotaRequest(tokens=500, concurrent=True, lease="a")
             assert (await gateways.other.acquire(tenant, quota)).limited is None
         await gateways.other.release(tenant, "a", used=50)
-        assert 550 <= await tokens_left(gateways.other, tenant) <= 552
+        assert 550 <= await tokens_left(gateways.other, tenant) <= 570
 
 
 async def test_places_of_a_gateway_that_died_end_soon_and_those_of_others_do_not(

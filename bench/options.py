@@ -11,6 +11,7 @@ from typing import Any
 
 from app.settings import ENV_PREFIX, REPOSITORY
 from bench.workloads.embedded import SEED
+from drafters.train.number_options import positive_int
 
 # Settings whose values are secret, or say who may use a server: they change no figure.
 _UNRECORDED = ("AERIE_API_KEY", "AERIE_KEYS", "AERIE_REDIS_URL")
@@ -33,7 +34,7 @@ def add_work(
         "--chat", action="store_true", help="send a file's plain prompts as a user's message"
     )
     parser.add_argument(
-        "--max-tokens", type=positive, default=max_tokens, help=f"of an answer [{max_tokens}]"
+        "--max-tokens", type=positive_int, default=max_tokens, help=f"of an answer [{max_tokens}]"
     )
     if spread:
         parser.add_argument(
@@ -122,15 +123,7 @@ def environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 def counts(text: str) -> tuple[int, ...]:
     """Parse positive numbers such as `1,2,4`."""
-    return tuple(positive(part) for part in text.split(","))
-
-
-def positive(text: str) -> int:
-    """Parse a whole number from 1."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, not {value}")
-    return value
+    return tuple(positive_int(part) for part in text.split(","))
 
 
 def share(text: str) -> float:

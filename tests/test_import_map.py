@@ -36,7 +36,7 @@ ENGINE = CONFIGURATION | {
 }
 HTTP = {"app.http", "app.http.body"}
 MEASURING = {f"bench.{part}" for part in ("load", "options", "provenance", "systems", "workloads")}
-MEASURING |= {"bench.errors", "bench.parser", "drafters.markdown"}
+MEASURING |= {"bench.errors", "bench.parser", "drafters.markdown", "drafters.train.number_options"}
 # Training, from what it reads to what it writes; `drafters.train` itself has the commands.
 OPTIONS = {
     f"drafters.train.{part}" for part in ("head_option", "number_options", "template_option")
@@ -150,7 +150,7 @@ MAP: dict[str, set[str]] = {
     | ENGINE
     | POLICY
     | TARGET_FOLDERS,
-    "bench.options": {"bench.workloads"} | BASE,
+    "bench.options": {"bench.workloads", "drafters.train.number_options"} | BASE,
     "bench.sweep": MEASURING | {"bench"} | BASE,
     "bench.trace": MEASURING | {"bench", "bench.sweep"} | BASE,
     "bench.served": MEASURING | {"bench", "bench.sweep"} | BASE,
@@ -162,7 +162,7 @@ MAP: dict[str, set[str]] = {
     | BASE
     | {f"bench.{part}" for part in ("kernels", "parts", "quality", "served", "sweep", "trace")},
     "bench.simulate": {"bench.errors", "bench.simulate.curve", "bench.sweep"}
-    | {"drafters.markdown", "drafters.small_samples"}
+    | {"drafters.markdown", "drafters.small_samples", "drafters.train.number_options"}
     | ENGINE
     | POLICY,
     "bench.simulate.curve": set(),

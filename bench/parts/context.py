@@ -24,11 +24,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bench.errors import reports_errors
-from bench.options import positive
 from bench.parser import command_parser
 from bench.parts.offline import engine_core, start
 from bench.workloads.load import load_prompts
 from drafters.train.embedded import EMBEDDED
+from drafters.train.number_options import positive_int
 
 EMBEDDED_PRESET = "embedded"
 EMBEDDED_K = 7  # other presets name theirs
@@ -134,8 +134,8 @@ def main(argv: Sequence[str]) -> int:
     add("--temperature", type=float, default=0.0, help="of the answers [0]")
     add("--preset", default=EMBEDDED_PRESET, help=f"models and K [{EMBEDDED_PRESET}]")
     add("--workload", default="chat", help="prompts, for another preset than embedded [chat]")
-    add("--requests", type=positive, default=16, help="of a workload, all in one batch [16]")
-    add("--tokens", type=positive, default=1400, help="of an answer [1400]")
+    add("--requests", type=positive_int, default=16, help="of a workload, all in one batch [16]")
+    add("--tokens", type=positive_int, default=1400, help="of an answer [1400]")
     add("--one", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.one is not None:

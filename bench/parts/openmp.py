@@ -30,8 +30,8 @@ from typing import Any
 from app.engine.configuration.cpu import cpu_machine, environment, libraries
 from bench.errors import reports_errors
 from bench.load.busy import busy_process
-from bench.options import positive
 from bench.parser import command_parser
+from drafters.train.number_options import positive_int
 
 OUTPUT_TOKENS = 16  # so few that a window ends in time even if a step takes a second
 USERS = (1, 8)
@@ -111,7 +111,7 @@ def main(argv: Sequence[str]) -> int:
     """Measure both arms in interleaved rounds; returns the exit code."""
     parser = command_parser("openmp", __doc__)
     parser.add_argument("--k", type=int, default=0, help="draft tokens per step; 0: no drafter [0]")
-    parser.add_argument("--rounds", type=positive, default=3, help="engines of each arm [3]")
+    parser.add_argument("--rounds", type=positive_int, default=3, help="engines of each arm [3]")
     parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.measure:

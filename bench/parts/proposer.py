@@ -30,10 +30,10 @@ from app.engine.configuration import cpu
 from app.engine.configuration.options import engine_options
 from app.settings import load
 from bench.errors import reports_errors
-from bench.options import positive
 from bench.parser import command_parser
 from bench.parts.offline import engine_core
 from drafters.train.embedded import EMBEDDED
+from drafters.train.number_options import positive_int
 
 OUTPUT_TOKENS = 96
 SEQUENCES = {1: 4, 8: 16, 16: 32, 32: 64}  # batch -> requests per measurement
@@ -154,7 +154,7 @@ class EngineProcess:
 def main(argv: Sequence[str]) -> int:
     """Measure every engine at every batch, in interleaved rounds; returns the exit code."""
     parser = command_parser("proposer", __doc__)
-    parser.add_argument("--rounds", type=positive, default=5, help="[5]")
+    parser.add_argument("--rounds", type=positive_int, default=5, help="[5]")
     parser.add_argument("--k", type=int, default=7, help="draft tokens per step [7]")
     parser.add_argument("--core", type=int, default=0, help="CPU core of all engines [0]")
     parser.add_argument(

@@ -26,7 +26,7 @@ from bench import options
 from bench.errors import reports_errors
 from bench.load.counters import Counters
 from bench.load.run import counters, measure
-from bench.options import positive, tell
+from bench.options import tell
 from bench.parser import command_parser
 from bench.parts.offline import engine_core, held_out, lines, model_runner, start
 from bench.sweep.cells import Work
@@ -34,6 +34,7 @@ from bench.sweep.fleet import Fleet
 from bench.systems.method import parse
 from bench.workloads.load import load_prompts
 from drafters.markdown import columns
+from drafters.train.number_options import positive_int
 
 OUTPUT_TOKENS = 96
 PHASES = ("target", "draft", "control", "other")
@@ -74,7 +75,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--k", type=_ks, default=(0, 7), metavar="K,K", help="[0,7]")
     parser.add_argument("--concurrency", type=options.counts, default=(1, 8), metavar="C,C",
                         help="[1,8]")  # fmt: skip
-    parser.add_argument("--requests", type=positive, default=6, help="per user, when served [6]")
+    parser.add_argument(
+        "--requests", type=positive_int, default=6, help="per user, when served [6]"
+    )
     parser.add_argument("--offline", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.offline:

@@ -36,7 +36,7 @@ from bench.load.arrivals import closed_loop
 from bench.load.client import KEY_VARIABLE, Client
 from bench.load.counters import PATH, Counters, speculation
 from bench.load.run import counters
-from bench.options import EAGLE3, add_settings, positive, tell
+from bench.options import EAGLE3, add_settings, tell
 from bench.parser import command_parser
 from bench.provenance import provenance
 from bench.quality.answers import Answer, ask
@@ -48,6 +48,7 @@ from bench.sweep.fleet import Fleet
 from bench.sweep.journal import Journal
 from bench.systems.method import GATEWAY, Method, parse
 from drafters.train.data.humaneval import Problem, problems
+from drafters.train.number_options import positive_int
 
 MAX_TOKENS = 512
 _REPORT_EVERY = 15.0  # seconds
@@ -187,9 +188,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--url", default="", help="address of a running gateway; without it one is started")
     add("--model", default="", help="with --url [the server's first]")
     add("--method", default="adaptive", help="adaptive or k:K, if a gateway is started [adaptive]")
-    add("--count", type=positive, metavar="N", help="only the first N problems [all]")
-    add("--max-tokens", type=positive, default=MAX_TOKENS, help=f"of an answer [{MAX_TOKENS}]")
-    add("--concurrency", type=positive, default=1, metavar="C", help="problems at a time [1]")
+    add("--count", type=positive_int, metavar="N", help="only the first N problems [all]")
+    add("--max-tokens", type=positive_int, default=MAX_TOKENS, help=f"of an answer [{MAX_TOKENS}]")
+    add("--concurrency", type=positive_int, default=1, metavar="C", help="problems at a time [1]")
     add("--tolerance", type=float, default=TOLERANCE, metavar="NATS",
         help=f"largest gap of a float tie [{TOLERANCE}: two units in the last place of bfloat16 "
         "logits from 16 to 32; 0.001 is enough for float32]")  # fmt: skip

@@ -37,7 +37,7 @@ from bench.load.counters import speculation
 from bench.load.events import answer_message, outcome
 from bench.load.figures import figures
 from bench.load.run import counters
-from bench.options import add_servers, add_work, positive, tell
+from bench.options import add_servers, add_work, tell
 from bench.parser import command_parser
 from bench.provenance import provenance
 from bench.quality.answer_table import summaries, table
@@ -49,6 +49,7 @@ from bench.systems.method import Method, parse, servers
 from bench.workloads.load import load_prompts
 from bench.workloads.prompt import Prompt
 from drafters.markdown import columns
+from drafters.train.number_options import positive_int
 
 METHODS = "off,adaptive"
 LAST_EVENTS = 8
@@ -158,10 +159,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = command_parser("answers", __doc__, "The last line is JSON.")
     add = parser.add_argument
     add("--methods", default=METHODS, help=f"as in `aerie bench sweep` [{METHODS}]")
-    add("--count", type=positive, default=100, metavar="N", help="number of prompts [100]")
-    add("--block", type=positive, default=20, metavar="N",
+    add("--count", type=positive_int, default=100, metavar="N", help="number of prompts [100]")
+    add("--block", type=positive_int, default=20, metavar="N",
         help="prompts that a method answers before the next one [20]")  # fmt: skip
-    add("--concurrency", type=positive, default=1, metavar="C", help="prompts at a time [1]")
+    add("--concurrency", type=positive_int, default=1, metavar="C", help="prompts at a time [1]")
     add("--constraint", default="", metavar="NAME", help="as in `aerie bench sweep`")
     add("--temperature", type=float, default=0.0, metavar="T", help="[0, greedy]")
     add_work(parser, max_tokens=512, spread=False)

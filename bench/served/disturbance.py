@@ -36,6 +36,7 @@ from bench.parser import command_parser
 from bench.sweep.fleet import Fleet
 from bench.systems.method import parse
 from bench.workloads.load import load_prompts
+from drafters.train.number_options import positive_int
 
 EVERY_S = 0.5  # between two reads of the counters
 WINDOW_S = 3.0  # window over which the share of steps with drafts is taken
@@ -204,8 +205,8 @@ def main(argv: Sequence[str]) -> int:
     add = parser.add_argument
     add("--users", type=options.counts, default=(1, 4, 16), metavar="N,N",
         help="users of `start` [1,4,16]")  # fmt: skip
-    add("--service-users", type=options.positive, default=4, help="users of `service` [4]")
-    add("--k", type=options.positive, default=7, help="largest K of the gateway [7]")
+    add("--service-users", type=positive_int, default=4, help="users of `service` [4]")
+    add("--k", type=positive_int, default=7, help="largest K of the gateway [7]")
     add_work(parser, spread=False)
     add_settings(parser)
     add("--logs", type=Path, default=Path("runs/disturbance-logs"), help="[runs/disturbance-logs]")

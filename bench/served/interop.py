@@ -23,7 +23,7 @@ from bench.errors import reports_errors
 from bench.load.client import KEY_VARIABLE, Client, server_address
 from bench.load.intervals import ratio
 from bench.load.run import measure
-from bench.options import positive, tell
+from bench.options import tell
 from bench.parser import command_parser
 from bench.provenance import provenance
 from bench.sweep.cells import Work
@@ -31,6 +31,7 @@ from bench.sweep.table import pm
 from bench.workloads.load import load_prompts
 from bench.workloads.prompt import Prompt
 from drafters.markdown import columns
+from drafters.train.number_options import positive_int
 
 WORKLOAD = "completion"  # vLLM's `custom` data set has prompts to continue
 TIMEOUT_S = 600
@@ -143,8 +144,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--url", required=True, help="address of the server")
     add("--model", help="[the server's first]")
     add("--tokenizer", required=True, help="the model's, with which vLLM's client counts prompts")
-    add("--concurrency", type=positive, default=8, help="[8]")
-    add("--requests", type=positive, default=64, help="of each run [64]")
-    add("--max-tokens", type=positive, default=64, help="of an answer [64]")
-    add("--pairs", type=positive, default=5, help="runs of each client [5]")
+    add("--concurrency", type=positive_int, default=8, help="[8]")
+    add("--requests", type=positive_int, default=64, help="of each run [64]")
+    add("--max-tokens", type=positive_int, default=64, help="of an answer [64]")
+    add("--pairs", type=positive_int, default=5, help="runs of each client [5]")
     return parser

@@ -30,7 +30,7 @@ from bench.load.arrivals import poisson
 from bench.load.client import KEY_VARIABLE, Client
 from bench.load.intervals import interval, ratio, speed
 from bench.load.run import measure
-from bench.options import add_work, counts, positive, tell
+from bench.options import add_work, counts, tell
 from bench.parser import command_parser
 from bench.provenance import provenance
 from bench.sweep.cells import WARM_UP_TOKENS, Work, takes_cache_salt, takes_ignore_eos
@@ -38,6 +38,7 @@ from bench.sweep.table import pm
 from bench.systems.method import cache_salt
 from bench.workloads.load import label, load_prompts
 from drafters.markdown import columns
+from drafters.train.number_options import positive_int
 
 ARRIVALS_S = 60.0  # of a run with --rate, about
 
@@ -212,10 +213,11 @@ def _parser() -> argparse.ArgumentParser:
     loads = parser.add_mutually_exclusive_group()
     loads.add_argument("--concurrency", type=counts, default=(1, 8), metavar="C,C", help="[1,8]")
     loads.add_argument("--rate", type=_rates, metavar="R,R", help="requests per second, Poisson")
-    add("--requests", type=positive, help="of a run, at least as many as users [4 for each user, "
+    add("--requests", type=positive_int,
+        help="of a run, at least as many as users [4 for each user, "
         f"with --rate those of {ARRIVALS_S:g} s if --prompts are as many; at least 8]")  # fmt: skip
-    add("--repeats", type=positive, default=3, help="[3]")
-    add("--prompts", type=positive, default=1024, help="number of different prompts [1024]")
+    add("--repeats", type=positive_int, default=3, help="[3]")
+    add("--prompts", type=positive_int, default=1024, help="number of different prompts [1024]")
     add("--stop-at-eos", action="store_true", help="let the model end answers")
     add_work(parser)
     add("--out", type=Path, metavar="FILE", help="append results to this file instead of stdout")

@@ -33,6 +33,7 @@ from bench.sweep.switchback import add_turns
 from bench.sweep.table import pm
 from bench.systems.method import GATEWAY, parse
 from drafters.markdown import columns
+from drafters.train.number_options import positive_int
 
 ON, OFF = "adaptive", "off"
 Cells = Mapping[tuple[Any, ...], Mapping[str, Any]]
@@ -102,8 +103,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = command_parser("speedup", __doc__)
     add = parser.add_argument
     add("--concurrency", type=options.counts, default=(1, 8, 32), metavar="C,C", help="[1,8,32]")
-    add("--k", type=options.positive, default=7, help="largest K of the gateway [7]")
-    add("--rounds", type=options.positive, default=5, help="[5]")
+    add("--k", type=positive_int, default=7, help="largest K of the gateway [7]")
+    add("--rounds", type=positive_int, default=5, help="[5]")
     add("--seconds", type=float, default=15.0, metavar="S", help="of a run, about [15]")
     add_turns(parser)
     add_work(parser)

@@ -17,6 +17,7 @@ from bench.simulate.compare import STEPS, Moving, Steady, moving, steady, traces
 from bench.simulate.fit import Ratio, cpu, published, replay
 from bench.simulate.measured import measured
 from drafters.markdown import columns
+from drafters.train.number_options import positive_int
 
 SEED = 1
 
@@ -28,6 +29,8 @@ def main(argv: Sequence[str]) -> int:
     arguments = parser.parse_args(argv)
     if arguments.ablation and arguments.plot is not None:
         parser.error("--plot draws nothing of --ablation")
+    if arguments.plot is not None and not arguments.plot.parent.is_dir():
+        parser.error(f"--plot {arguments.plot}: there is no such folder")
     machine = None
     if arguments.costs is not None:
         machine = measured(arguments.costs, arguments.acceptance)
@@ -176,12 +179,12 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     parser.add_argument(
-        "--replicas", type=_positive, default=1, metavar="N",
+        "--replicas", type=positive_int, default=1, metavar="N",
         help="engines under each moving load, every one with its own controller; runs of each load "
         "with --ablation [1]",
     )  # fmt: skip
     parser.add_argument(
-        "--steps", type=_positive, default=STEPS, metavar="N",
+        "--steps", type=positive_int, default=STEPS, metavar="N",
         help=f"steps at each published place, and of a steady load with --ablation [{STEPS}]",
     )  # fmt: skip
     parser.add_argument("--seed", type=int, default=SEED, metavar="N", help=f"[{SEED}]")
@@ -193,10 +196,3 @@ def _shares(text: str) -> tuple[float, ...]:
     if any(not 0.0 <= b <= a for a, b in pairwise((1.0, *shares))):
         raise argparse.ArgumentTypeError(f"shares must be from 0 to 1 and must not rise: {text}")
     return shares
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not positive")
-    return value

@@ -23,6 +23,7 @@ from bench.systems import method as methods_module
 from bench.systems.method import DEFAULT, parse, servers
 from bench.systems.model_free import ARCHITECTURES
 from bench.workloads.constraints import NAMED
+from drafters.train.number_options import positive_int
 
 CONCURRENCIES = "1,2,4,8,16,32,64,128"
 
@@ -109,14 +110,14 @@ def parser() -> argparse.ArgumentParser:
     add("--methods", default=DEFAULT, help=f"[{DEFAULT}]")
     add("--concurrency", type=options.counts, default=options.counts(CONCURRENCIES), metavar="C,C",
         help=f"[{CONCURRENCIES}]")  # fmt: skip
-    add("--rounds", type=options.positive, default=3, help="runs of each cell [3]")
+    add("--rounds", type=positive_int, default=3, help="runs of each cell [3]")
     add("--drop-below", type=float, default=0.0, metavar="SHARE",
         help="after a sixth of the rounds, drop each fixed K that is slower than this share of the "
         "fastest method [0]")  # fmt: skip
     add_turns(made)
     add("--seconds", type=float, default=10.0, metavar="S",
         help="length of a cell, about; its requests are as many for all methods [10]")  # fmt: skip
-    add("--requests", type=options.positive, metavar="N",
+    add("--requests", type=positive_int, metavar="N",
         help="requests of a cell per user, not --seconds")  # fmt: skip
     add_work(made)
     add_context(made)

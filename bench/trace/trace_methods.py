@@ -21,7 +21,7 @@ from bench import options
 from bench.errors import reports_errors
 from bench.load.intervals import over_best, speed
 from bench.load.run import measure
-from bench.options import add_attach, add_context, add_settings, add_work, positive, tell
+from bench.options import add_attach, add_context, add_settings, add_work, tell
 from bench.parser import command_parser
 from bench.provenance import provenance
 from bench.sweep.cells import Work, takes_ignore_eos
@@ -34,6 +34,7 @@ from bench.trace.stages import limits, stages
 from bench.trace.watch import watched
 from bench.workloads.load import load_prompts
 from drafters.markdown import columns
+from drafters.train.number_options import positive_int
 
 METHODS = "off,k:1,k:3,k:5,k:7,adaptive"
 TRACES = "steps,burst"
@@ -165,8 +166,8 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--methods", default=METHODS, help=f"[{METHODS}]")
     add("--traces", default=TRACES, help=f"[{TRACES}]")
-    add("--requests", type=positive, default=24, help="of a stage, at least its users [24]")
-    add("--repeats", type=positive, default=3, help="[3]")
+    add("--requests", type=positive_int, default=24, help="of a stage, at least its users [24]")
+    add("--repeats", type=positive_int, default=3, help="[3]")
     add_work(parser, max_tokens=64)
     add_context(parser)
     add_settings(parser)

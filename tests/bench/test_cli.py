@@ -133,7 +133,7 @@ def test_what_is_wrong_outside_is_one_line(
 def test_a_number_of_users_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["sweep", "--concurrency", "1,0"])
-    assert "--concurrency: must be at least 1, not 0" in capsys.readouterr().err
+    assert "--concurrency: must be at least 1, got 0" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ from drafters.train.data.responses import (
     respond_by_server,
     server_url,
 )
+from drafters.train.number_options import positive_int
 from drafters.train.progress import Progress
 from drafters.train.prompts.contamination import Contamination, humaneval
 from drafters.train.prompts.filters import special_token_names
@@ -210,12 +211,6 @@ def _report(sampled: int, selection: Selection) -> str:
     return "\n".join([*lines, f"kept    {len(selection.kept):7d}  {shares}"])
 
 
-def _positive(text: str) -> int:
-    if (number := int(text)) < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
-    return number
-
-
 def _share(text: str) -> float:
     if not 0.0 <= (share := float(text)) < 1.0:
         raise argparse.ArgumentTypeError(f"must be a share from 0 to below 1, got {text}")
@@ -235,7 +230,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, required=True, help="JSON lines for aerie train")
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument(
-        "--count", type=_positive, metavar="N",
+        "--count", type=positive_int, metavar="N",
         help="turns to sample; the filters drop some of them",
     )  # fmt: skip
     source.add_argument(
@@ -276,7 +271,7 @@ def _add_sampling(group: argparse._ArgumentGroup) -> None:
     )  # fmt: skip
     add_template_option(group)
     group.add_argument(
-        "--max-tokens", type=_positive, default=MAX_TOKENS, help="longest turn, tokens"
+        "--max-tokens", type=positive_int, default=MAX_TOKENS, help="longest turn, tokens"
     )
     group.add_argument("--temperature", type=float, default=1.0)
     group.add_argument(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -55,6 +56,14 @@ def test_the_command_prints_a_table_and_with_json_a_document(
         assert any(line.startswith(f"| {row['name']} ") for line in table)
         assert row["steady"] > 0.0
         assert row["gauge_error"] >= 0.0
+
+
+def test_a_plot_without_a_folder_is_refused_before_anything_is_simulated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["simulate", "--plot", str(tmp_path / "none" / "a.svg")])
+    assert "no such folder" in capsys.readouterr().err
 
 
 def test_plots_of_an_ablation_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

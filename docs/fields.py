@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from textwrap import fill
 
@@ -61,22 +62,28 @@ def _filled(text: str) -> str:
 def _section(endpoint: Endpoint) -> str:
     rules = endpoint.fields
     known = {name for model in endpoint.models() for name in model.model_fields}
-    honoured = sorted((known - set(rules)) | ({FIELD} if endpoint.generates else set()))
-    rows = "\n".join(_row(name, rule) for name, rule in sorted(rules.items()))
-    names = ", ".join(f"`{name}`" for name in honoured)
-    text = _filled(f"Honoured: {names}.")
+    taken = (known - set(rules)) | ({FIELD} if endpoint.generates else set())
+    effect = {name: "without effect" if name in endpoint.unused else "honoured" for name in rules}
+    rows = "\n".join(_row(name, rule, effect[name]) for name, rule in sorted(rules.items()))
+    text = _filled(f"Honoured: {_names(taken - endpoint.unused)}.")
+    if unused := taken & endpoint.unused:
+        text += "\n\n" + _filled(f"Checked, and without effect on the answer: {_names(unused)}.")
     return (
         f"## `POST {endpoint.path}`\n\n{text}\n\n| field | treatment | why |\n|---|---|---|\n{rows}"
     )
 
 
-def _row(name: str, rule: Rule) -> str:
+def _names(fields: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in sorted(fields))
+
+
+def _row(name: str, rule: Rule, effect: str) -> str:
     if isinstance(rule, OnlyAt):
         values = " or ".join(f"`{json.dumps(value)}`" for value in rule.values)
         treatment = f"refused unless {values}" if values else "refused"
     elif isinstance(rule, NotAt):
         values = " and ".join(f"`{json.dumps(value)}`" for value in rule.values)
-        treatment = f"honoured, {values} refused"
+        treatment = f"{effect}, {values} refused"
     elif isinstance(rule, SameAs):
         treatment = f"the same as `{rule.name}`"
     else:

@@ -74,6 +74,7 @@ class Endpoint:
 
     items: str = ""  # the field of messages or items, in which there may be media
     fields: Mapping[str, Rule]  # rules for fields that the request model does not settle
+    unused: frozenset[str] = frozenset()  # fields that are checked, and do not change the answer
     ignored_members: frozenset[str] = frozenset()  # fields of inner objects that have no effect
     tools: ToolRules | None = None  # None: the API has no tools
     check: Check = _nothing

@@ -40,6 +40,14 @@ _FIELDS: dict[str, Rule] = {
 _IGNORED_MEMBERS = CHAT_MEMBERS | {
     *("caller", "created_by", "encrypted_content", "id", "logprobs", "status"),
 }
+# What the prompt does not depend on, of the fields that a response honours.
+_NOT_COUNTED = frozenset({
+    "cache_salt", "enable_response_messages", "frequency_penalty", "ignore_eos", "include",
+    "include_reasoning", "include_stop_str_in_output", "logit_bias", "min_p",
+    "parallel_tool_calls", "presence_penalty", "repetition_penalty", "seed",
+    "skip_special_tokens", "stop", "stop_token_ids", "structured_outputs", "temperature", "text",
+    "top_k", "top_logprobs", "top_p", "vllm_xargs", "watermarking",
+})  # fmt: skip
 _TOOLS = ToolRules(("function", "custom", "namespace"), unread=refuse_tools, any_choice=True)
 
 
@@ -192,6 +200,7 @@ ENDPOINTS = (
             "store": WithoutEffect(bool, "a count is not kept"),
             "stream": WithoutEffect(bool, "a count is one answer"),
         },
+        unused=_NOT_COUNTED,
         ignored_members=_IGNORED_MEMBERS,
         tools=_TOOLS,
         check=_check,

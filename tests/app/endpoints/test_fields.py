@@ -198,3 +198,10 @@ def test_the_document_has_no_bound_of_stop_strings_that_is_not_the_server_s() ->
 
 def test_the_page_is_what_the_table_says() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(), "run: python -m docs.fields"
+
+
+def test_what_is_said_to_change_nothing_is_a_field_that_is_taken() -> None:
+    for endpoint in declared():
+        known = {name for model in endpoint.models() for name in model.model_fields}
+        assert endpoint.unused <= known, endpoint.name
+        assert not endpoint.unused or not endpoint.generates

@@ -44,6 +44,21 @@ BODIES: dict[str, dict[str, Any]] = {
         "include": [],
         "speculation": {"max_k": 1},
     },
+    "sampled": {
+        "input": "hi",
+        "temperature": 0.5,
+        "top_p": 0.5,
+        "top_k": 3,
+        "min_p": 0.1,
+        "seed": 7,
+        "presence_penalty": 1,
+        "frequency_penalty": 1,
+        "repetition_penalty": 1.1,
+        "stop": ["x"],
+        "top_logprobs": 2,
+        "parallel_tool_calls": True,
+        "ignore_eos": True,
+    },
 }
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({}, "input"),

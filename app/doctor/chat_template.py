@@ -24,7 +24,8 @@ def read(folder: Path) -> str:
     found: Any = json.loads(config.read_text("utf-8")) if config.exists() else {}
     template = found.get("chat_template") if isinstance(found, dict) else None
     if isinstance(template, list):  # several by name; vLLM takes "tool_use" for tools
-        template = "\n".join(str(each.get("template")) for each in template)
+        named = [each for each in template if isinstance(each, dict)]
+        template = "\n".join(str(each.get("template")) for each in named)
     return template if isinstance(template, str) else ""
 
 

@@ -267,30 +267,37 @@ def _read(
             folder = hub.cached(name, revision)
         except ValueError:  # the hub's library takes it for no repository's name
             return no_model
-        if folder is None or not any(folder.glob("*.safetensors")):
+        # Of a target only safetensors are read, of a head torch's own files too.
+        patterns = ("*.safetensors", "*.bin") if kind == "head" else ("*.safetensors",)
+        if folder is None or not any(any(folder.glob(pattern)) for pattern in patterns):
             return _asked(kind, name, revision, ask)
     assert folder is not None
     try:
         return replace(read(folder), folder=name)
     except MissingShardError as error:
         if not Path(name).is_dir():  # an unfinished download, which the engine completes
-            return _asked(kind, name, revision, ask)
+            return _asked(kind, name, revision, ask, f"on this machine {error}")
         return report.fail(kind, f"{name}: {error}", "copy or download the model again")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # the last one of JSON without end
         remedy = "name a folder with config.json and whole *.safetensors, or download it again"
         return report.fail(kind, f"{name}: {error}", remedy)
 
 
 def _asked(
-    kind: str, name: str, revision: str | None, ask: Ask | None
+    kind: str,
+    name: str,
+    revision: str | None,
+    ask: Ask | None,
+    absent: str = "not on this machine",
 ) -> models.Checkpoint | Finding:
-    remedy = f"nothing, if {name} is a hub id that this machine can download"
     if ask is None:
-        return report.warn(kind, f"{name}: not on this machine, not checked", remedy)
+        remedy = f"nothing, if {name} is a hub id that this machine can download"
+        return report.warn(kind, f"{name}: {absent}, not checked", remedy)
     try:
         return ask(name, revision)
     except OSError as error:
-        return report.warn(kind, f"{name}: not on this machine, and the hub says: {error}", remedy)
+        remedy = f"check the name, the network and HF_ENDPOINT, or give --{_OPTION[kind]} FOLDER"
+        return report.warn(kind, f"{name}: {absent}, and {error}", remedy)
 
 
 def _check_memory(

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Thread
 from typing import Any
 
 from app.doctor.models import Checkpoint
@@ -13,6 +16,8 @@ from drafters.model.weight_files import StoredTensor
 
 # Bytes of an element, under the names that safetensors uses.
 _SIZES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "BF16": 2, "F16": 2, "I16": 2}
+_PATIENCE_S = 5.0  # for the first answer; the library itself tries for 24 s or more
+_NOTHING_BEHIND = (502, 503, 504)  # what a proxy or gateway answers; the library tries these again
 
 
 def cached(repository: str, revision: str | None = None) -> Path | None:
@@ -26,10 +31,12 @@ def cached(repository: str, revision: str | None = None) -> Path | None:
 def ask(repository: str, revision: str | None = None) -> Checkpoint:
     """config.json and the tensors' types and shapes, read from the hub: some kilobytes, no weights.
 
-    Raises OSError with the error of the hub or of the network.
+    Raises OSError with the error of the hub or of the network; within seconds if nothing answers.
     """
     from huggingface_hub import HfApi, hf_hub_download, list_repo_files
 
+    if problem := _unreachable():
+        raise OSError(problem)
     try:
         config = json.loads(
             Path(hf_hub_download(repository, "config.json", revision=revision)).read_text("utf-8")
@@ -44,7 +51,7 @@ def ask(repository: str, revision: str | None = None) -> Checkpoint:
                 repository, SELECTOR_FILE, revision=revision
             )
     except Exception as error:  # the hub's own errors, the network's and those of its answers
-        raise OSError(_first_line(error)) from None
+        raise OSError(f"the hub says: {_reason(error)}") from None
     tensors: dict[str, StoredTensor] = {}
     for file, contents in metadata.files_metadata.items() if metadata else ():
         tensors |= _tensors(file, contents)
@@ -60,6 +67,29 @@ def ask(repository: str, revision: str | None = None) -> Checkpoint:
     )
 
 
+@cache
+def _unreachable() -> str | None:
+    """What keeps this machine from the hub; None if anything answers there."""
+    from huggingface_hub import constants, get_session
+
+    problems: SimpleQueue[str | None] = SimpleQueue()
+
+    def knock() -> None:
+        try:
+            status = get_session().head(constants.ENDPOINT, timeout=_PATIENCE_S).status_code
+            problems.put(f"it answers {status}" if status in _NOTHING_BEHIND else None)
+        except Exception as error:  # the network's own, or the library's when it is offline
+            problems.put(_first_line(error))
+
+    # A thread, since looking up a name has no time limit, and each address has one of its own.
+    Thread(target=knock, daemon=True).start()
+    try:
+        problem = problems.get(timeout=_PATIENCE_S)
+    except Empty:
+        problem = f"no answer within {_PATIENCE_S:.0f} s"
+    return problem and f"the hub {constants.ENDPOINT} cannot be reached: {problem}"
+
+
 def _tensors(file: str, contents: Any) -> dict[str, StoredTensor]:
     """The tensors of a file, from what the hub says of it (SafetensorsFileMetadata)."""
     tensors = {}
@@ -71,8 +101,21 @@ def _tensors(file: str, contents: Any) -> dict[str, StoredTensor]:
 
 def _object(config: Any) -> Mapping[str, Any]:
     if not isinstance(config, dict):
-        raise OSError("config.json is not a JSON object")
+        raise OSError("the hub's config.json is not a JSON object")
     return config
+
+
+def _reason(error: Exception) -> str:
+    from huggingface_hub import errors
+
+    # Gated repositories come first: that error is a kind of the next one.
+    meanings = (
+        (errors.GatedRepoError, "access has to be granted there, and HF_TOKEN set"),
+        (errors.RepositoryNotFoundError, "no such repository, or a private one without HF_TOKEN"),
+        (errors.RevisionNotFoundError, "no such revision"),
+        (errors.RemoteEntryNotFoundError, "no config.json"),
+    )
+    return next((text for kind, text in meanings if isinstance(error, kind)), _first_line(error))
 
 
 def _first_line(error: Exception) -> str:

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from app.doctor import chat_template
 from app.doctor.report import Finding, fail, ok, unless_given, warn
-from app.presets.about import BYTES, HeadFacts
+from app.presets.about import BYTES, HeadFacts, longest_of
 from drafters.model.config import HeadConfig, Method, default_taps, method_of
 from drafters.model.head_check import (
     QUANTISED,
@@ -40,18 +40,21 @@ _OTHER_CONFIG = ("hf_overrides", "hf_config_path", "config_format")
 _OTHER_WEIGHTS = ("load_format",)
 _OTHER_TOKENIZER = ("tokenizer", "tokenizer_mode", "skip_tokenizer_init")
 # vLLM's classes that generate text with recurrent layers: Mamba, short convolutions, gated delta
-# nets and the like (vllm/model_executor/models, `IsHybrid`).
+# nets and the like (`IsHybrid` in vllm/model_executor/models and vllm/models).
 RECURRENT = frozenset({
     "BailingMoeV2_5ForCausalLM", "BailingMoeV3ForCausalLM",
-    "BailingMoeV3VLForConditionalGeneration", "FalconH1ForCausalLM",
-    "GraniteMoeHybridForCausalLM", "InternS2MobiusForConditionalGeneration",
-    "InternS2PreviewForConditionalGeneration", "JambaForCausalLM", "Lfm2ForCausalLM",
-    "Lfm2MoeForCausalLM", "Lfm2VlForConditionalGeneration", "MiniCPMV4_6ForConditionalGeneration",
-    "MiniCPMV4_7ForConditionalGeneration", "NemotronHForCausalLM", "NemotronHPuzzleForCausalLM",
-    "NemotronH_Nano_Omni_Reasoning_V3", "NemotronH_Nano_VL_V2", "NemotronH_Omni_Reasoning_V3",
-    "NemotronH_Super_Omni_Reasoning_V3", "OlmoHybridForCausalLM", "Qwen3NextForCausalLM",
-    "Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForCausalLM",
-    "Qwen3_5MoeForConditionalGeneration", "Zamba2ForCausalLM",
+    "BailingMoeV3VLForConditionalGeneration", "FalconH1ForCausalLM", "Glm5NextForCausalLM",
+    "Glm5NextForConditionalGeneration", "GraniteMoeHybridForCausalLM",
+    "InternS2MobiusForConditionalGeneration", "InternS2PreviewForConditionalGeneration",
+    "JambaForCausalLM", "KimiK3ForConditionalGeneration", "KimiLinearForCausalLM",
+    "Lfm2ForCausalLM", "Lfm2MoeForCausalLM", "Lfm2VlForConditionalGeneration",
+    "MiniCPMV4_6ForConditionalGeneration", "MiniCPMV4_7ForConditionalGeneration",
+    "NemotronHForCausalLM", "NemotronHPuzzleForCausalLM", "NemotronH_Nano_Omni_Reasoning_V3",
+    "NemotronH_Nano_VL_V2", "NemotronH_Omni_Reasoning_V3", "NemotronH_Super_Omni_Reasoning_V3",
+    "OlmoHybridForCausalLM", "Qwen3NextForCausalLM", "Qwen3_5ForCausalLM",
+    "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForCausalLM",
+    "Qwen3_5MoeForConditionalGeneration", "Qwen4ExpForCausalLM", "Qwen4ExpForConditionalGeneration",
+    "Zamba2ForCausalLM",
 })  # fmt: skip
 _ATTENTION = ("attention", "full_attention")
 KINDS: dict[Method, str] = {"p-eagle": "P-EAGLE", "eagle3": "EAGLE-3"}
@@ -89,12 +92,10 @@ class Checkpoint:
 
 def read_checkpoint(folder: Path) -> Checkpoint:
     """Read configuration and tensor shapes. Raises OSError or ValueError, saying what is wrong."""
-    config = json.loads((folder / "config.json").read_text("utf-8"))
-    if not isinstance(config, dict):
-        raise ValueError("config.json is not a JSON object")
+    config = _read_object(folder / "config.json")
     weights = read_weights(folder)
     provenance = folder / "provenance.json"
-    record = json.loads(provenance.read_text("utf-8")) if provenance.exists() else {}
+    record = _read_object(provenance) if provenance.exists() else {}
     return Checkpoint(
         folder=str(folder),
         config=config,
@@ -104,6 +105,19 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         chat_template=chat_template.read(folder),
         trained_k=record.get("k_train"),
     )
+
+
+def _read_object(file: Path) -> dict[str, Any]:
+    """A JSON object from a file. Raises OSError, and ValueError naming the file."""
+    try:
+        content = json.loads(file.read_text("utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"has no {file.name}") from None
+    except (ValueError, RecursionError) as error:  # bytes that are no text are a ValueError, too
+        raise ValueError(f"{file.name} is not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{file.name} is not a JSON object")
+    return content
 
 
 def read_checked_head(target_layers: int | None, folder: Path) -> Checkpoint:
@@ -135,10 +149,15 @@ def check_target(
     """
     given, text = engine_args or {}, target.text()
     findings = []
-    architecture = ", ".join(target.config.get("architectures") or ["no architecture"])
-    longest = text.get("max_position_embeddings")
-    detail = f"{architecture}, vocabulary {text.get('vocab_size')}, length {longest}"
-    if not target.config.get("architectures"):
+    architectures = _architectures(target.config)
+    longest = longest_of(text)
+    detail = f"{', '.join(architectures)}, vocabulary {text.get('vocab_size')}, length {longest}"
+    for name in _SIZES:
+        size = text.get(name)
+        if size is not None and not isinstance(size, int):
+            problem = f"{target.folder}: {name} {size!r} in config.json is no whole number"
+            findings.append(unless_given(fail("model", problem, _ANOTHER), given, _OTHER_CONFIG))
+    if not architectures:
         problem = f"{target.folder}: config.json names no architecture"
         findings.append(unless_given(fail("model", problem, _ANOTHER), given, _OTHER_CONFIG))
     if weights and not target.tensors:
@@ -160,10 +179,19 @@ def check_target(
 
 def is_recurrent(target: Checkpoint) -> bool:
     """Whether a target has recurrent layers, as vLLM has it (vllm/config/model.py, is_hybrid)."""
-    if RECURRENT.isdisjoint(target.config.get("architectures") or ()):
+    if RECURRENT.isdisjoint(_architectures(target.config)):
         return False
     layers = target.config.get("layer_types")
-    return layers is None or not all(layer in _ATTENTION for layer in layers)
+    return not isinstance(layers, list) or not all(layer in _ATTENTION for layer in layers)
+
+
+def _architectures(config: Mapping[str, Any]) -> list[str]:
+    """The architectures that a configuration names; none where it does not list names."""
+    names = config.get("architectures")
+    return names if isinstance(names, list) and all(isinstance(each, str) for each in names) else []
+
+
+_SIZES = ("hidden_size", "vocab_size", "num_hidden_layers")
 
 
 _ANOTHER = "--model FOLDER with config.json, *.safetensors and a tokenizer"
@@ -258,7 +286,7 @@ def _taps(head: Mapping[str, Any]) -> list[int]:
     """The layers that a head names, in either of two places; empty: vLLM's default."""
     nested = head.get("eagle_config")
     found = head.get(_TAP_IDS) or (nested.get(_TAP_IDS) if isinstance(nested, Mapping) else None)
-    return list(found or ())
+    return found if isinstance(found, list) else []
 
 
 def _default_taps(target: Mapping[str, Any]) -> tuple[int, ...]:
@@ -274,8 +302,8 @@ def _config(head: Mapping[str, Any], target_layers: int | None) -> HeadConfig | 
 
 
 def _shape(target: Mapping[str, Any]) -> TargetSizes:
-    sizes = ("hidden_size", "vocab_size", "num_hidden_layers")
-    return TargetSizes(*(target.get(name) or 0 for name in sizes))
+    values = (target.get(name) for name in _SIZES)
+    return TargetSizes(*(value if isinstance(value, int) else 0 for value in values))
 
 
 def _warnings(

@@ -19,10 +19,18 @@ BYTES = {"auto": 2, "bfloat16": 2, "float16": 2, "float32": 4}
 # model_arch_config_convertor.py).
 _EXPERTS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")
 # Types of layers that keep the keys and values of all tokens, a name of transformers' each
-# (transformers/configuration_utils.py, and _ATTENTION_LAYER_TYPES in vllm/config/model.py).
+# (transformers/configuration_utils.py, and _ATTENTION_LAYER_TYPES in vllm/config/model.py). Llama
+# 4's chunked ones do, too: vLLM allocates them like full ones unless it is told to do otherwise
+# (VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE), and always beside a head.
 _FULL_ATTENTION = (
-    *("full_attention", "attention", "hybrid"),
+    *("full_attention", "attention", "hybrid", "chunked_attention"),
     *("indexed_attention", "deepseek_sparse_attention", "qwen_sparse_attention"),
+)
+
+
+# Kinds of RoPE scaling whose factor is in the model's length already.
+_SCALED_ALREADY = frozenset(
+    ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
 )
 
 
@@ -45,6 +53,7 @@ class TargetFacts(Section):
     max_length: int = Field(ge=1)
     mixture: bool = False  # of experts
     layers: int | None = Field(None, ge=1)  # all layers, where some keep no keys and values
+    recurrent: bool = False  # whether some may keep states instead, which are not estimated
     kv: tuple[KvLayers, ...]
 
 
@@ -123,13 +132,26 @@ def facts_in(config: Mapping[str, Any], weights_bytes: int) -> TargetFacts | Non
             parameters_b=weights_bytes / stored / 1e9,
             weights_gib=weights_bytes / 1024**3 if quantised else None,
             hidden_size=config["hidden_size"],
-            max_length=config["max_position_embeddings"],
+            max_length=longest_of(config) or 0,  # without one, nothing can be said
             mixture=any(map(config.get, _EXPERTS)),
             layers=layers,
+            recurrent=full + sliding < layers,
             kv=tuple(kv),
         )
-    except (KeyError, TypeError, ValidationError):
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValidationError):
         return None
+
+
+def longest_of(config: Mapping[str, Any]) -> int | None:
+    """The longest sequence that vLLM takes a model for, from the text part of its config.json; None
+    if that does not say (vllm/config/model.py, `_get_and_verify_max_len`)."""
+    length = config.get("model_max_length") or config.get("max_position_embeddings")
+    scaling = config.get("rope_scaling") or config.get("rope_parameters")
+    if not isinstance(length, int) or not isinstance(scaling, Mapping):
+        return length if isinstance(length, int) else None
+    kind, factor = scaling.get("rope_type") or scaling.get("type"), scaling.get("factor")
+    stretches = kind not in _SCALED_ALREADY and "gemma3" not in str(config.get("model_type"))
+    return int(length * factor) if stretches and isinstance(factor, int | float) else length
 
 
 def _attention_layers(config: Mapping[str, Any], layers: int) -> tuple[int, int]:
@@ -148,6 +170,8 @@ def _attention_layers(config: Mapping[str, Any], layers: int) -> tuple[int, int]
         full = len(range(config["attn_layer_offset"], layers, period))
     elif indices := config.get("full_attn_idxs"):  # LFM2
         full = len(indices)
+    elif linear := config.get("linear_attn_config"):  # Kimi Linear
+        full = layers - len(linear.get("kda_layers") or ())
     elif interval := config.get("full_attention_interval"):  # Qwen3-Next: the last of so many
         full = layers // interval
     elif group := config.get("layer_group_size"):  # Ling: the last of so many, and those left over

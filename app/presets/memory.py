@@ -80,6 +80,7 @@ class Need:
     length: int
     token_bytes: int  # KV cache of one more token of a long sequence, head included
     gpus: int
+    recurrent: bool = False  # whether the target may have states of recurrent layers as well
 
     @property
     def total(self) -> float:
@@ -89,10 +90,12 @@ class Need:
 
     def sum(self) -> str:
         """The sum with all its parts, as a line of text."""
+        states = "; states of recurrent layers not counted" if self.recurrent else ""
         everywhere = f" on each of {self.gpus} GPUs" if self.gpus > 1 else ""
         return (
             f"weights {self.weights:.1f} + head {self.head:.1f} + KV cache {self.kv:.1f} "
-            f"(one sequence of {self.length:,} tokens; {self.token_bytes:,} bytes for one more)"
+            f"(one sequence of {self.length:,} tokens; {self.token_bytes:,} bytes for one more"
+            f"{states})"
             f" + hidden states {self.store:.1f} + CUDA graphs {self.graphs:.1f}"
             f" + overhead {self.overhead:.1f} = {self.total:.1f} GiB{everywhere}"
         )
@@ -188,6 +191,7 @@ def need(
         length=length,
         token_bytes=_kv_bytes(target, head_layers, 1, 0, cell, gpus, unbounded_only=True),
         gpus=gpus,
+        recurrent=target.recurrent,
     )
 
 
@@ -255,7 +259,7 @@ def _kv_bytes(
             continue
         tokens = length if group.window is None else min(length, group.window + in_flight)
         total += group.layers * tokens * _width(group, cell, gpus)
-    if head_layers:
+    if head_layers and target.kv:
         full = next((group for group in target.kv if group.window is None), target.kv[0])
         total += head_layers * length * _width(full, cell, gpus)
     return round(total)

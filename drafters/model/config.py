@@ -205,6 +205,7 @@ class HeadConfig:
         library = "speculators_model_type" in document
         if library:
             document = _flat(document)
+        _refuse_wrong_types(document)
         nested = document.get("eagle_config") or {}  # where older checkpoints keep some keys
         _refuse_unknown_mathematics(document, nested)
         qwen3 = _has_qwen3_layers(document, library=library)
@@ -256,6 +257,22 @@ class HeadConfig:
 _REQUIRED = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
 )  # fmt: skip
+
+
+_SIZES = (*_REQUIRED, "num_key_value_heads", "head_dim")
+_OBJECTS = ("eagle_config", "rope_parameters", "rope_scaling", "path_selector")
+_LISTS = ("architectures", "layer_types")
+
+
+def _refuse_wrong_types(document: Mapping[str, Any]) -> None:
+    for key in _SIZES:
+        value = document.get(key)
+        if value is not None and (type(value) is not int or value < 1):
+            raise ValueError(f"{key} {value!r} is not a whole number of at least 1")
+    for kind, name, keys in ((Mapping, "an object", _OBJECTS), (list, "a list", _LISTS)):
+        for key in keys:
+            if document.get(key) and not isinstance(document[key], kind):
+                raise ValueError(f"{key} {document[key]!r} is not {name}")
 
 
 def placeholder(document: Mapping[str, Any]) -> int | None:

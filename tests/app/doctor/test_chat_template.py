@@ -44,6 +44,8 @@ def test_templates_are_read_where_models_keep_them(tmp_path: Path) -> None:
     several = [{"name": "default", "template": HIDES}, {"name": "tool_use", "template": SHOWS}]
     config.write_text(json.dumps({"chat_template": several}))
     assert SHOWS in chat_template.read(tmp_path)
+    config.write_text(json.dumps({"chat_template": [3, {"template": SHOWS}]}))
+    assert chat_template.read(tmp_path) == SHOWS
     (tmp_path / "chat_template.jinja").write_text(HIDES)
     assert chat_template.read(tmp_path) == HIDES
 

@@ -6,14 +6,18 @@ its own: the library reads its address once, when it is imported.
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import re
+import socket
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
@@ -92,6 +96,10 @@ class Hub(Handler):
         body = FILES.get(f"{organisation}/{name}", {}).get(rest.split("/", 2)[-1])
         return self._send(404 if body is None else 200, body or b"")
 
+    def _absent(self) -> str:
+        known = any(files and name in self.path for name, files in FILES.items())
+        return "EntryNotFound" if known else "RepoNotFound"
+
     def _send(self, status: int, body: bytes) -> None:
         wanted = self.headers.get("Range", "").removeprefix("bytes=")
         total = len(body)
@@ -105,6 +113,8 @@ class Hub(Handler):
         self.send_header("Content-Length", str(len(body)))
         self.send_header("ETag", f'"{total}"')
         self.send_header("X-Repo-Commit", COMMIT)
+        if status == 404:
+            self.send_header("X-Error-Code", self._absent())
         self.end_headers()
         if self.command == "GET":
             self.wfile.write(body)
@@ -164,7 +174,45 @@ def test_a_hub_is_asked_for_a_path_selector_too(
 def test_without_a_hub_the_doctor_says_what_it_could_not_check(tmp_path: Path) -> None:
     found = doctor(tmp_path, HF_HUB_OFFLINE="1")
     assert found["model"]["status"] == found["head"]["status"] == "warn"
-    assert "org/target: not on this machine, and the hub says:" in found["model"]["detail"]
+    for kind in ("model", "head"):
+        assert "not on this machine, and the hub https://" in found[kind]["detail"]
+        assert "cannot be reached: OfflineModeIsEnabled" in found[kind]["detail"]
+
+
+def test_a_hub_that_does_not_answer_is_given_up_within_seconds(tmp_path: Path) -> None:
+    """The library itself tries a refused connection for 24 s, and for each model again."""
+    with socket.create_server(("127.0.0.1", 0)) as silent, socket.create_server(("", 0)) as closed:
+        refusing = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        closed.close()
+        for hub, words in (
+            (refusing, "refused"),
+            (f"http://127.0.0.1:{silent.getsockname()[1]}", "no answer within|timed out"),
+        ):
+            began = time.monotonic()
+            found = doctor(tmp_path, HF_ENDPOINT=hub)
+            assert time.monotonic() - began < 15  # 5 for the hub, the rest to start
+            for kind in ("model", "head"):
+                assert re.search(f"the hub {hub} cannot be reached: .*({words})",
+                                 found[kind]["detail"])  # fmt: skip
+
+
+def test_a_hub_behind_a_broken_gateway_cannot_be_reached(tmp_path: Path) -> None:
+    class BadGateway(Handler):
+        def do_HEAD(self) -> None:
+            self.answer(502, b"")
+
+    with serving(BadGateway) as url:
+        found = doctor(tmp_path, HF_ENDPOINT=url)
+    assert f"the hub {url} cannot be reached: it answers 502" in found["model"]["detail"]
+
+
+def test_a_name_that_the_hub_does_not_have(hub: str, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setitem(FILES, "org/target", {})
+    detail = doctor(tmp_path, HF_ENDPOINT=hub)["model"]["detail"]
+    assert detail == (
+        "org/target: not on this machine, and the hub says: "
+        "no such repository, or a private one without HF_TOKEN"
+    )
 
 
 def test_what_a_hub_answers_is_believed() -> None:
@@ -201,12 +249,28 @@ def test_the_cache_is_read(cache: Callable[..., None]) -> None:
     assert findings[2].detail.startswith("org/head: ")
 
 
+def test_a_cached_head_in_torch_files_is_read(cache: Callable[..., None]) -> None:
+    torch = pytest.importorskip("torch")
+    stored = io.BytesIO()
+    torch.save({"fc.weight": torch.zeros(16, 48)}, stored)
+    cache("org/target", FILES["org/target"])
+    cache(
+        "org/head",
+        {"config.json": FILES["org/head"]["config.json"], "pytorch_model.bin": stored.getvalue()},
+    )
+    findings, read = check_models(load(PAIR, {}))
+    assert "fc.weight" in read["head"].tensors
+    assert findings[-1].detail.startswith("org/head: ")
+
+
 def test_a_download_that_stopped_is_no_failure(cache: Callable[..., None]) -> None:
     """A shard that the cache lacks is fetched by the engine; the hub knows the whole model."""
     shard = {"model-00001-of-00002.safetensors": safetensors({"embed": [100, 8]})}
     cache("org/target", {"config.json": FILES["org/target"]["config.json"], **shard})
     settings = load({**PAIR, "k": "0"}, {})
-    assert [finding.status for finding in check_models(settings)[0]] == ["warn", "ok"]
+    findings, _ = check_models(settings)
+    assert [finding.status for finding in findings] == ["warn", "ok"]
+    assert "on this machine model-00002-of-00002.safetensors is missing" in findings[0].detail
     whole = models.Checkpoint("org/target", TARGET, {"embed": [100, 8]}, frozenset())
     _, read = check_models(settings, None, lambda name, _: whole)
     assert read["model"] is whole

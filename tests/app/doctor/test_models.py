@@ -235,6 +235,59 @@ def test_what_drafts_well_does_not(head: models.Checkpoint, settings: dict[str, 
     assert models.check_head(head, TARGET, 5, **settings).status == "ok"
 
 
+def test_a_length_that_vllm_takes_is_not_refused() -> None:
+    """The fault: Command-R was refused at more than its 8,192 `max_position_embeddings`."""
+    longer = changed(TARGET, model_max_length=131072)
+    assert models.check_target(longer, 32768).status == "ok"
+    assert models.check_target(longer, 131073).status == "FAIL"
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "words"),
+    [
+        ("config.json", None, "has no config.json"),
+        ("config.json", b"{", "config.json is not JSON"),
+        ("config.json", b"\xff", "config.json is not JSON"),
+        ("config.json", b"[" * 100_000, "config.json is not JSON"),
+        ("config.json", b"[]", "config.json is not a JSON object"),
+        ("provenance.json", b"3", "provenance.json is not a JSON object"),
+    ],
+)
+def test_a_file_that_is_no_json_object_is_named(
+    file: str, content: bytes | None, words: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    if content is None:
+        (tmp_path / file).unlink()
+    else:
+        (tmp_path / file).write_bytes(content)
+    with pytest.raises(ValueError, match=words):
+        models.read_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["hidden_size", "vocab_size", "num_hidden_layers"])
+@pytest.mark.parametrize("value", ["x", [1], {"a": 1}, 1.5])
+def test_a_size_that_is_no_number_is_a_finding(name: str, value: Any) -> None:
+    target = changed(TARGET, **{name: value})
+    finding = models.check_target(target, 512)
+    assert finding.status == "FAIL" and f"{name} {value!r}" in finding.detail
+    models.check_head(HEAD, target, 5)  # says something, whatever it is
+
+
+@pytest.mark.parametrize("names", ["LlamaForCausalLM", [None], [["x"]], 3, {}])
+def test_architectures_that_are_no_names_are_none(names: Any) -> None:
+    target = changed(TARGET, architectures=names)
+    assert "names no architecture" in models.check_target(target, 512).detail
+    assert not models.is_recurrent(target)
+
+
+@pytest.mark.parametrize("taps", [3, True, 1.5, "x"])
+def test_taps_that_are_no_list_are_a_finding(taps: Any) -> None:
+    head = changed(HEAD, eagle_aux_hidden_state_layer_ids=taps)
+    assert models.check_head(head, TARGET, 5).status == "FAIL"
+    assert models.head_facts(head) is not None
+
+
 def test_the_classes_with_recurrent_layers_are_those_of_vllm() -> None:
     """Of those that generate text. Read from vLLM's source: each class would take an import."""
     vllm = find_spec("vllm")
@@ -242,7 +295,7 @@ def test_the_classes_with_recurrent_layers_are_those_of_vllm() -> None:
         pytest.skip("vllm is not installed")
     folder = Path(vllm.origin).parent / "model_executor" / "models"
     bases: dict[str, set[str]] = {}
-    for file in folder.rglob("*.py"):
+    for file in (*folder.rglob("*.py"), *(folder.parent.parent / "models").rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text("utf-8"))):
             if isinstance(node, ast.ClassDef):
                 bases.setdefault(node.name, set()).update(map(ast.unparse, node.bases))

@@ -178,6 +178,7 @@ HYBRID = {
         ("granitemoehybrid", 1, {"layer_types": ["mamba"] * 8 + ["attention"]}),
         ("zamba2", 3, {"layers_block_type": ["mamba", "mamba", "hybrid"] * 3}),
         (None, 3, {"layer_group_size": 4}),
+        (None, 2, {"linear_attn_config": {"kda_layers": [1, 2, 3, 5, 6, 7, 9]}}),
         (None, 9, {}),
     ],
 )
@@ -189,11 +190,63 @@ def test_only_layers_of_attention_have_a_kv_cache(
     assert facts is not None
     assert [(group.layers, group.window) for group in facts.kv] == [(layers, None)]
     assert facts.layers == HYBRID["num_hidden_layers"]
+    assert facts.recurrent == (layers < 9)
+    needed = need(load({"model": "a/b"}, {}), About(target=facts))
+    assert needed is not None
+    assert ("; states of recurrent layers not counted)" in needed.sum()) == facts.recurrent
     if kind is not None:
         from transformers import AutoConfig
 
         theirs = AutoConfig.for_model(kind, **{"num_hidden_layers": 9, **written}).layer_types
         assert sum(each in ("full_attention", "hybrid") for each in theirs) == layers
+
+
+def test_chunked_layers_keep_every_token() -> None:
+    """The fault: of a Llama 4 that names the kinds of its layers only the full ones were counted.
+    vLLM keeps all tokens of the others too, unless an environment variable asks it not to."""
+    llama = {
+        **HYBRID, "layer_types": ["chunked_attention"] * 6 + ["full_attention"] * 3,
+        "attention_chunk_size": 128,
+    }  # fmt: skip
+    facts = facts_in(llama, 1)
+    assert facts is not None and not facts.recurrent
+    assert [(group.layers, group.window) for group in facts.kv] == [(9, None)]
+
+
+@pytest.mark.parametrize(
+    "written",
+    [{"num_attention_heads": 0}, {"linear_attn_config": [1]}, {"full_attention_interval": "x"}],
+)
+def test_nothing_is_said_of_a_configuration_that_cannot_be_right(written: dict[str, Any]) -> None:
+    known = {key: value for key, value in HYBRID.items() if key != "head_dim"}
+    assert facts_in({**known, **written}, 1) is None
+
+
+def test_a_target_without_attention_has_no_kv_cache() -> None:
+    about = About(
+        target=facts_in({**HYBRID, "hybrid_override_pattern": "M-M-M-M-M"}, 1),
+        head=HeadFacts(parameters_b=0.1, layers=1),
+    )
+    needed = need(load({"model": "a/b", "drafter": "a/c"}, {}), about)
+    assert needed is not None and needed.kv == 0
+
+
+@pytest.mark.parametrize(
+    ("written", "length"),
+    [
+        ({}, 1024),
+        ({"model_max_length": 8192}, 8192),  # Command-R, Kimi Linear
+        ({"rope_scaling": {"type": "linear", "factor": 4.0}}, 4096),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, 1024),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 8}, "model_type": "gemma3_text"}, 1024),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, 1024),
+    ],
+)
+def test_the_longest_sequence_is_the_one_that_vllm_takes(
+    written: dict[str, Any], length: int
+) -> None:
+    facts = facts_in({**HYBRID, **written}, 1)
+    assert facts is not None and facts.max_length == length
 
 
 def test_the_graphs_of_a_hybrid_model_are_those_of_all_its_layers() -> None:

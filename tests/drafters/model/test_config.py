@@ -310,3 +310,19 @@ def test_whatever_is_read_survives_the_round_trip(layout: str) -> None:
         configs += 1
         assert HeadConfig.from_json(config.to_json("bfloat16")) == config, keys
     assert configs > 500
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *((name, value) for name in ("num_attention_heads", "head_dim", "num_hidden_layers")
+          for value in (0, "x", [1], {"a": 1}, 1.5, True)),
+        *((name, value) for name in ("eagle_config", "rope_parameters", "rope_scaling")
+          for value in (3, "x", [1])),
+        *(("architectures", value) for value in ({"a": 1}, "LlamaForCausalLMEagle3")),
+        ("layer_types", 3),
+    ],
+)  # fmt: skip
+def test_a_value_of_another_type_is_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=name):
+        HeadConfig.from_json(OLD | {name: value})

@@ -25,6 +25,7 @@ from drafters.parent_death import request_death_signal
 if "__mp_main__" in sys.modules:
     request_death_signal()
 
+_OF_AERIE_ITSELF = ("-h", "--help", "--version")
 VLLM_API_KEY = "VLLM_API_KEY"  # read by `vllm serve` where no --api-key is given
 IGNORED = (
     "ignored what Kubernetes wrote for a Service: {}; `enableServiceLinks: false` keeps it out"
@@ -83,6 +84,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return simulate(arguments[1:])
     parser, commands = _parser()
+    if arguments and arguments[0].startswith("-") and arguments[0] not in _OF_AERIE_ITSELF:
+        parser.error(f"{arguments[0]}: options come behind a command, as in `aerie serve --help`")
     theirs: list[str] = []
     if arguments and arguments[0] in commands:
         ours, theirs = command_line.split(arguments[1:], commands[arguments[0]])

@@ -183,7 +183,8 @@ def _document(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
-        raise SettingsError("config", f"{path}: {error}") from None
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise SettingsError("config", f"{path}: {reason}") from None
 
 
 def _settings_in(document: Mapping[str, Any], path: Path) -> dict[str, Any]:

@@ -128,3 +128,19 @@ def test_models_that_cannot_work_are_refused_before_anything_is_loaded(
     (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
     assert main(["serve", "--model", str(tmp_path), "--k", "0"]) == 1
     assert "safetensors" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--verison", "--model", "-k"])
+def test_an_option_in_front_of_the_command(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The fault: all that was said is that a command is required."""
+    with pytest.raises(SystemExit):
+        main([option])
+    assert f"{option}: options come behind a command" in capsys.readouterr().err
+
+
+def test_a_file_of_settings_that_cannot_be_read_is_named_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "none.toml"
+    assert main(["serve", "--config", str(file)]) == 2
+    assert capsys.readouterr().err == f"aerie: config: {file}: No such file or directory\n"

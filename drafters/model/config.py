@@ -260,7 +260,7 @@ _REQUIRED = (
 
 
 _SIZES = (*_REQUIRED, "num_key_value_heads", "head_dim")
-_OBJECTS = ("eagle_config", "rope_parameters", "rope_scaling", "path_selector")
+_OBJECTS = ("eagle_config", "rope_parameters", "rope_scaling")
 _LISTS = ("architectures", "layer_types")
 
 

@@ -20,11 +20,12 @@ import psutil
 import pytest
 
 from app.server.runtime_directory import PREFIX, remove_leftovers
+from tests.ports import reserved_port
 from tests.waiting import until
 
 REPOSITORY = Path(__file__).parents[2]
 STAND_IN = Path(__file__).with_name("stand_in_gateway.py")
-GONE_WITHIN_S = 10.0
+GONE_WITHIN_S = 30.0  # half of the drain that an end may not wait for
 TIMEOUT_S = 30.0
 STAGES = ("start", "calibration", "prefill", "decode", "drain")
 FAILED, LOST = 1, 3
@@ -41,9 +42,7 @@ class Gateway:
     """A stand-in gateway that has come to a stage."""
 
     def __init__(self, temporary: Path, stage: str, drain_s: int = 60) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = int(free.getsockname()[1])
+        self.port = reserved_port()
         behaviour = stage if stage in ("start", "calibration") else "serving"
         self.temporary = temporary
         self.client: socket.socket | None = None

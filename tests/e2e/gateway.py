@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,11 +16,13 @@ from pathlib import Path
 import httpx
 import psutil
 
+from tests.ports import reserved_port
+
 MODEL = "aerie-embedded"
 POLL_S = 0.1
 # Hosting platforms kill what has not ended 30 s after SIGTERM.
 STOP_WITHIN_S = 25.0
-LEFTOVERS_WITHIN_S = 5.0
+LEFTOVERS_WITHIN_S = 20.0  # they end at once, where they get a core
 # What is asked of each gateway as soon as its port is bound: method, path, body.
 TOO_EARLY: list[tuple[str, str, object]] = [
     (
@@ -32,12 +33,6 @@ TOO_EARLY: list[tuple[str, str, object]] = [
     ("POST", "/v1/completions", {"model": MODEL, "prompt": "a", "stream": True}),
     ("GET", "/ping", None),
 ]
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 @contextlib.contextmanager
@@ -87,7 +82,7 @@ class Gateway:
         *,
         preset: str | None = "embedded",  # None: what a bare start serves
     ) -> Gateway:
-        port = free_port()
+        port = reserved_port()
         listen = ["--host", "127.0.0.1", "--port", str(port)]
         with log.open("wb") as out:
             process = subprocess.Popen(

@@ -14,9 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.ports import reserved_port
 from tests.waiting import until
-
-from .gateway import free_port
 
 PROGRAM = shutil.which("prometheus")
 RULES = Path(__file__).resolve().parents[2] / "deploy" / "prometheus" / "rules"
@@ -65,7 +64,7 @@ def scraping(url: str, folder: Path) -> Iterator[Prometheus]:
     configuration.write_text(
         CONFIGURATION.format(rules=RULES, target=url.removeprefix("http://")), "utf-8"
     )
-    port = free_port()
+    port = reserved_port()
     log = folder / "prometheus.log"
     with log.open("wb") as out:
         process = subprocess.Popen(

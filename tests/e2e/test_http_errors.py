@@ -35,7 +35,7 @@ def test_a_huge_body_is_refused_at_once(http: httpx.Client, chunked: bool) -> No
     except (httpx.WriteError, httpx.ReadError, httpx.RemoteProtocolError) as error:
         pytest.fail(f"cut off without an answer: {error!r}")
     assert_error(response, {400, 413})
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 20, "nor when its time was over"
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from app.server.runtime_directory import PREFIX
 from tests.waiting import until
 
 from .draining import BODY, assert_it_drains
-from .gateway import POLL_S, Gateway
+from .gateway import POLL_S, STOP_WITHIN_S, Gateway
 from .wire import GENERATED, metric
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -59,7 +59,7 @@ def test_killed_and_hung_up(temporary: Path, tmp_path: Path) -> None:
         gateway.wait_bound()
         until(gateway.engine_core, STAGE_WITHIN_S, gateway.tail, POLL_S)
         gateway.signal(signal.SIGKILL)
-        gateway.wait_exit(1)
+        gateway.wait_exit(STOP_WITHIN_S)
         assert gateway.leftovers() == [], "an engine that loads outlived the gateway"
         left = folders(temporary)
         assert left, "nothing to remove: nothing is tested"

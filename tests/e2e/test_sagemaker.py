@@ -11,8 +11,9 @@ import httpx
 import pytest
 
 from app.settings import REPOSITORY
+from tests.ports import reserved_port
 
-from .gateway import Gateway, command, environment, free_port
+from .gateway import Gateway, command, environment
 from .wire import metric
 
 pytestmark = pytest.mark.slow
@@ -24,7 +25,7 @@ BODY = {"prompt": "def read_config(path):\n", "max_tokens": 40, "temperature": 0
 
 @pytest.fixture(scope="module")
 def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    port = free_port()  # 8080 unless a variable says otherwise; here others may have it
+    port = reserved_port()  # 8080 unless a variable says otherwise; here others may have it
     head = {
         "method": "eagle3",
         "model": str(MODELS / "p-eagle"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -11,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from tests.ports import reserved_port
 
 
 @pytest.fixture(scope="module")
@@ -25,9 +26,7 @@ def redis_server(folder: Path) -> Iterator[str]:
     program = shutil.which("redis-server")
     if program is None:
         pytest.skip("redis-server is not installed (Debian: apt-get install redis-server)")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = reserved_port()
     arguments = [program, "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
     log = (folder / "log").open("wb")
     process = subprocess.Popen([*arguments, "--dir", str(folder)], stdout=log, stderr=log)

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from bench.served import ceiling
-from bench.systems.server import Server, ServerError, free_port
+from bench.systems.server import Server, ServerError
+from tests.ports import reserved_port
 from tests.waiting import until
 
 NULL = [sys.executable, "-m", "bench.load.null_server"]
@@ -30,7 +31,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_server_is_awaited_and_ended(here: None, tmp_path: Path) -> None:
-    port = free_port()
+    port = reserved_port()
     server = Server([*NULL, str(port), "4", "0"], os.environ, port, tmp_path / "a.log")
     assert server.wait("/health", 30) is server
     server.check()
@@ -41,7 +42,7 @@ def test_a_server_is_awaited_and_ended(here: None, tmp_path: Path) -> None:
 
 def test_a_server_that_ends_says_why(tmp_path: Path) -> None:
     line = [sys.executable, "-c", "raise SystemExit('no such head')"]
-    server = Server(line, os.environ, free_port(), tmp_path / "a.log")
+    server = Server(line, os.environ, reserved_port(), tmp_path / "a.log")
     with pytest.raises(ServerError, match="no such head"):
         server.wait("/health", 30)
     server.stop()
@@ -49,7 +50,7 @@ def test_a_server_that_ends_says_why(tmp_path: Path) -> None:
 
 def test_a_server_ends_with_a_bench_that_was_killed(tmp_path: Path) -> None:
     """SIGKILL leaves no time to tidy up: the kernel does it."""
-    port = free_port()
+    port = reserved_port()
     program = (
         "import os, sys, time; from pathlib import Path; from bench.systems.server import Server; "
         f"Server([sys.executable, '-m', 'bench.load.null_server', '{port}', '4', '0'], os.environ, "

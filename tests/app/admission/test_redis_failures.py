@@ -26,9 +26,10 @@ from app.llm.engine_load import EngineLoad
 from app.settings import load
 from tests.app.admission.conftest import redis_server
 from tests.clock import Clock
+from tests.waiting import IN_TIME_S, soon
 
-IN_TIME_S = 10.0
-TIMEOUT_S = 0.3
+PATIENT_S = 60.0  # no timeout but where an answer never comes
+UNHEARD_S = 0.3
 WAYS = ("refused", "unheard")
 
 
@@ -40,6 +41,7 @@ class Line:
 
     def __init__(self, redis_url: str) -> None:
         self.state, self.delay_s = "up", 0.0
+        self.unheard = 0  # answers that were lost
         self.redis = urlsplit(redis_url)
         self._tasks: set[asyncio.Task[None]] = set()
         self._ends: list[asyncio.StreamWriter] = []
@@ -76,7 +78,9 @@ class Line:
                     break
                 if answers:
                     await asyncio.sleep(self.delay_s)
-                if not (answers and self.state == "unheard"):
+                if answers and self.state == "unheard":
+                    self.unheard += 1
+                else:
                     sink.write(data)
         sink.close()
 
@@ -86,12 +90,19 @@ class Gateways:
 
     def __init__(self, line: Line, through_line: str, redis_url: str) -> None:
         self.line, self.clock = line, Clock()
-        self.cut_off = RedisLimiter(through_line, TIMEOUT_S, clock=self.clock)
-        self.other = RedisLimiter(redis_url, 5)
+        self.cut_off = RedisLimiter(through_line, PATIENT_S, clock=self.clock)
+        self.other = RedisLimiter(redis_url, PATIENT_S)
+
+    def fail(self, way: str) -> None:
+        """Redis is not reached any more."""
+        self.line.state = way
+        if way == "unheard":
+            self.cut_off._timeout_s = UNHEARD_S
 
     def back(self) -> None:
         """Redis answers again, and the gateway asks it again."""
         self.line.state = "up"
+        self.cut_off._timeout_s = PATIENT_S
         self.clock.now += redis_limiter.CIRCUIT_OPEN_S
 
 
@@ -141,10 +152,10 @@ async def test_a_request_that_ends_without_redis_is_released_once_it_is_back(
 ) -> None:
     """Before the next request of its tenant is counted; Redis may have failed before, too."""
     async with connected(redis_url) as gateways:
-        limiter, line = gateways.cut_off, gateways.line
+        limiter = gateways.cut_off
         assert await admitted(limiter, tenant, "a")
         assert (await limiter.acquire(tenant, QuotaRequest(tokens=500, lease="a"))).limiter is None
-        line.state = way
+        gateways.fail(way)
         if open_before:
             await limiter.acquire(tenant, QuotaRequest())
         await limiter.release(tenant, "a", used=50)
@@ -163,7 +174,7 @@ async def test_it_is_released_without_another_request(
 
     async with connected(redis_url) as gateways:
         assert await admitted(gateways.cut_off, tenant, "a")
-        gateways.line.state = "refused"
+        gateways.fail("refused")
         returning = asyncio.create_task(gateways.cut_off.keep_leases())
         await gateways.cut_off.release(tenant, "a")
         assert not await admitted(gateways.other, tenant, "b")
@@ -184,7 +195,7 @@ async def test_the_controller_runs_that_in_the_background() -> None:
 async def test_a_gateway_that_ends_releases_what_it_kept(redis_url: str, tenant: Tenant) -> None:
     async with connected(redis_url) as gateways:
         assert await admitted(gateways.cut_off, tenant, "a")
-        gateways.line.state = "refused"
+        gateways.fail("refused")
         await gateways.cut_off.release(tenant, "a")
         gateways.line.state = "up"
         await gateways.cut_off.close()
@@ -196,7 +207,7 @@ async def test_a_release_whose_task_is_cancelled_is_made_up_for(
 ) -> None:
     async with connected(redis_url) as gateways:
         assert await admitted(gateways.cut_off, tenant, "a")
-        gateways.line.state = "refused"
+        gateways.fail("refused")
         releasing = asyncio.create_task(gateways.cut_off.release(tenant, "a"))
         await asyncio.sleep(0)
         releasing.cancel()
@@ -209,10 +220,11 @@ async def test_a_release_whose_task_is_cancelled_is_made_up_for(
 async def test_a_lease_that_redis_gave_too_late_is_nobodys(redis_url: str, tenant: Tenant) -> None:
     """The gateway counts that request by itself."""
     async with connected(redis_url) as gateways:
-        gateways.line.state = "unheard"
+        gateways.fail("unheard")
         decision = await gateways.cut_off.acquire(tenant, lease("a"))
         assert decision.limited is None
         assert decision.limiter is not None
+        await soon(lambda: gateways.line.unheard)
         assert not await admitted(gateways.other, tenant, "b"), "Redis gave it"
         await decision.limiter.release(tenant, "a")
         gateways.back()
@@ -228,7 +240,7 @@ async def test_what_is_kept_has_a_bound(
     async with connected(redis_url) as gateways:
         for name in "abc":
             assert await admitted(gateways.cut_off, several, name)
-        gateways.line.state = "refused"
+        gateways.fail("refused")
         for name in "abc":
             await gateways.cut_off.release(several, name)
         gateways.back()
@@ -247,7 +259,7 @@ async def test_a_refused_request_leaves_no_lease_to_release(
         admission.limiter = gateways.cut_off
         running = RequestContext(admission, Identity(tenant))
         await running.begin(60.0)
-        gateways.line.state = "refused"
+        gateways.fail("refused")
         await gateways.cut_off.acquire(often, QuotaRequest(requests=1))
         for _ in range(4):
             refused = RequestContext(admission, Identity(often))

@@ -17,6 +17,7 @@ from drafters.control.controller import Controller
 from drafters.control.cost_table import Cell
 from drafters.control.objective import FIXED, Objective
 from drafters.control.policy import Load, Step
+from tests.waiting import IN_TIME_S
 
 FINGERPRINT = {"machine": "a", "model": "b"}
 LOADED = ("load_calibration", {"cells": []})  # the command of a client without measured costs
@@ -139,7 +140,7 @@ def test_a_calibration_that_is_given_up_leaves_nothing_waiting() -> None:
         with pytest.raises(asyncio.CancelledError):
             await beginning
         assert asyncio.all_tasks() == {asyncio.current_task()}
-        await asyncio.wait_for(asyncio.get_running_loop().shutdown_default_executor(), 5)
+        await asyncio.wait_for(asyncio.get_running_loop().shutdown_default_executor(), IN_TIME_S)
 
     asyncio.run(scenario())
 

@@ -15,6 +15,7 @@ from app.engine.supervisor import Phase
 from app.main import create_app
 from app.settings import load
 from tests.app.http.fake_operation import PATH, FakeEngine, scope_of_post
+from tests.waiting import IN_TIME_S
 
 SETTINGS = load({"max_body_mib": "0.01", "sse_keep_alive_s": "0.2"}, {}, preset="embedded")
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
@@ -274,7 +275,7 @@ def exchange(*inbox: dict[str, Any]) -> tuple[list[Any], FakeEngine]:
         sent.append(message)
 
     answering = create_app(SETTINGS, engine)(scope_of_post(), receive, send)
-    asyncio.run(asyncio.wait_for(answering, 5))
+    asyncio.run(asyncio.wait_for(answering, IN_TIME_S))
     return sent, engine
 
 

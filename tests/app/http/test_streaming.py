@@ -10,6 +10,9 @@ import pytest
 from app.errors import ApiError
 from app.http.streaming import BUFFERED_EVENTS, KEEP_ALIVE, EventStream
 from app.llm.first_token import FirstToken, settle_first_token, watch_first_token
+from tests.waiting import IN_TIME_S
+
+QUIET_S = 600.0  # no comment is due while a test runs
 
 
 async def collect(stream: EventStream) -> list[str]:
@@ -30,7 +33,7 @@ def test_events_before_and_after_the_first_token_arrive_in_order() -> None:
             async for token in settle_first_token(tokens("a", "b")):
                 yield token
 
-        stream = EventStream(events(), keep_alive_s=5)
+        stream = EventStream(events(), keep_alive_s=QUIET_S)
         assert await stream.begin(first) is None
         assert first.settled
         return await collect(stream)
@@ -55,7 +58,7 @@ def test_an_error_before_the_first_token_is_handed_over() -> None:
             except ValueError:
                 yield "data: {error}"
 
-        stream = EventStream(events(), keep_alive_s=5)
+        stream = EventStream(events(), keep_alive_s=QUIET_S)
         error = await stream.begin(first)
         await stream.close()
         return error
@@ -75,7 +78,7 @@ def test_an_error_after_the_first_token_is_not_taken_back() -> None:
             async for token in settle_first_token(breaking()):
                 yield token
 
-        stream = EventStream(events(), keep_alive_s=5)
+        stream = EventStream(events(), keep_alive_s=QUIET_S)
         assert await stream.begin(first) is None
         with pytest.raises(ValueError):  # noqa: PT011
             await collect(stream)
@@ -88,29 +91,35 @@ def test_silence_sends_comments_and_loses_no_event() -> None:
     async def scenario() -> list[str]:
         async def events() -> AsyncGenerator[str, None]:
             yield "a"
-            await asyncio.sleep(0.25)
+            await heard.wait()
             yield "b"
 
-        stream = EventStream(events(), keep_alive_s=0.1)
+        heard, got = asyncio.Event(), list[str]()
+        stream = EventStream(events(), keep_alive_s=0.01)
         await stream.begin(FirstToken(settled=True))
-        return await collect(stream)
+        async for event in stream.body():
+            got.append(event)
+            if got.count(KEEP_ALIVE) == 2:
+                heard.set()
+        return got
 
-    got = asyncio.run(scenario())
+    got = asyncio.run(asyncio.wait_for(scenario(), IN_TIME_S))
     assert [event for event in got if event != KEEP_ALIVE] == ["a", "b"]
-    assert got.count(KEEP_ALIVE) >= 1
 
 
 def test_waiting_for_the_first_token_ends_at_the_keep_alive_time() -> None:
     async def scenario() -> list[str]:
         async def events() -> AsyncGenerator[str, None]:
-            await asyncio.sleep(0.3)
+            await begun.wait()
             yield "late"
 
-        stream = EventStream(events(), keep_alive_s=0.1)
+        begun = asyncio.Event()
+        stream = EventStream(events(), keep_alive_s=0.01)
         assert await stream.begin(FirstToken()) is None
+        begun.set()
         return await collect(stream)
 
-    assert asyncio.run(scenario())[-1] == "late"
+    assert asyncio.run(asyncio.wait_for(scenario(), IN_TIME_S))[-1] == "late"
 
 
 @pytest.mark.parametrize("consumed", [0, 1])
@@ -127,7 +136,7 @@ def test_closing_ends_the_generation_started_or_not(consumed: int) -> None:
             finally:
                 ended = True
 
-        stream = EventStream(events(), keep_alive_s=5)
+        stream = EventStream(events(), keep_alive_s=QUIET_S)
         body = stream.body()
         await asyncio.sleep(0.01)
         for _ in range(consumed):
@@ -148,7 +157,7 @@ def test_a_slow_reader_holds_the_generation_back() -> None:
                 produced += 1
                 yield "x"
 
-        stream = EventStream(events(), keep_alive_s=5)
+        stream = EventStream(events(), keep_alive_s=QUIET_S)
         await asyncio.sleep(0.05)
         await stream.close()
         return produced
@@ -167,7 +176,7 @@ def test_a_deadline_leaves_no_hole_in_what_is_read(read_before: int, generated: 
                 yield str(number)
             await asyncio.Event().wait()
 
-        stream = EventStream(events(), keep_alive_s=5)
+        stream = EventStream(events(), keep_alive_s=QUIET_S)
         expired: asyncio.Future[ApiError] = asyncio.get_running_loop().create_future()
         stream.cut_at(expired, lambda error, number: f"{error.message} after {number}")
         body = stream.body()
@@ -179,7 +188,7 @@ def test_a_deadline_leaves_no_hole_in_what_is_read(read_before: int, generated: 
         await stream.close()
         return before, after
 
-    before, after = asyncio.run(asyncio.wait_for(scenario(), 10))
+    before, after = asyncio.run(asyncio.wait_for(scenario(), IN_TIME_S))
     *read, last = [*before, *after]
     assert read == [str(number) for number in range(len(read))]
     assert len(read) >= min(generated, BUFFERED_EVENTS)
@@ -192,10 +201,10 @@ def test_a_deadline_wakes_a_reader_that_waits() -> None:
             yield "0"
             await asyncio.Event().wait()
 
-        stream = EventStream(events(), keep_alive_s=5)
+        stream = EventStream(events(), keep_alive_s=QUIET_S)
         expired: asyncio.Future[ApiError] = asyncio.get_running_loop().create_future()
         stream.cut_at(expired, lambda error, number: f"{error.message} after {number}")
         asyncio.get_running_loop().call_later(0.05, expired.set_result, ApiError(504, "late"))
-        return await asyncio.wait_for(collect(stream), 2)
+        return await asyncio.wait_for(collect(stream), IN_TIME_S)
 
     assert asyncio.run(scenario()) == ["0", "late after 1"]

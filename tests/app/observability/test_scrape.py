@@ -23,7 +23,8 @@ from app.observability.exposition import Exposition
 
 # As many as a gateway has: /metrics of the embedded model is 550 lines.
 HISTOGRAMS, COUNTERS, BUCKETS = 18, 60, 22
-MOST_CPU_S = 0.015  # 3 to 12 ms on slow cores; wanted is a scrape within 20 ms, all told
+# Of the client library's time, which is 7 ms where this was written: wanted is a scrape within 20.
+MOST_OF_THEIRS = 2.0
 
 
 def everything() -> CollectorRegistry:
@@ -108,5 +109,5 @@ def test_a_scrape_is_cheap() -> None:
         partial(scrape.text, page.registry),
         partial(generate_latest, page.registry),
     )
-    assert whole < MOST_CPU_S, f"{whole * 1e3:.1f} ms"
+    assert whole < MOST_OF_THEIRS * theirs, f"{whole * 1e3:.1f} ms of {theirs * 1e3:.1f}"
     assert ours < 0.75 * theirs, f"{ours * 1e3:.2f} ms, the library {theirs * 1e3:.2f} ms"

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason
 
+from app.admission.limiter import MemoryLimiter
 from app.engine.supervisor import Phase
 from app.main import create_app
 from app.serving.adapter import Adapter
@@ -19,6 +20,7 @@ from app.settings import load
 from tests.app.keys_file import tenant
 from tests.app.phased_engine import PhasedEngine
 from tests.app.scripted_engine import logprobs_of
+from tests.clock import Clock
 
 CONTEXT = 128
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -82,7 +84,9 @@ async def gateway(
     engine = PhasedEngine(settings)
     engine.phase, engine._adapter, engine.load.capacity = Phase.READY, adapter, 64
     engine._max_model_len = CONTEXT
-    transport = httpx.ASGITransport(create_app(settings, engine))
+    app = create_app(settings, engine)
+    app.state.admission.limiter = MemoryLimiter(Clock())  # no bucket fills by itself
+    transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(
         transport=transport, base_url="http://gateway", timeout=60
     ) as client:

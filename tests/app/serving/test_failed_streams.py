@@ -13,6 +13,7 @@ from openai.types.responses import ResponseFailedEvent
 from app.endpoints import declared
 from app.errors import ApiError
 from tests.app.fake_engine import client
+from tests.waiting import let_pass
 
 
 def events_of(body: dict[str, Any], path: str, stops: Any, **headers: str) -> list[Any]:
@@ -44,14 +45,15 @@ async def breaks(engine: Any) -> None:
 
 
 async def hangs(engine: Any) -> None:
-    await asyncio.sleep(30)
+    await let_pass(301)
+    await asyncio.Event().wait()
 
 
 @pytest.mark.parametrize(
     ("stops", "code", "headers"),
     [
         pytest.param(breaks, "server_error", {}, id="an error"),
-        pytest.param(hangs, "request_timeout", {"x-request-timeout": "1"}, id="a deadline"),
+        pytest.param(hangs, "request_timeout", {"x-request-timeout": "300"}, id="a deadline"),
     ],
 )
 def test_a_response_that_fails_ends_as_failed(

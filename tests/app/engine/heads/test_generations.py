@@ -115,8 +115,18 @@ class Scene:
         return wait
 
     def looks(self, count: int = 20) -> Callable[[], Awaitable[None]]:
+        """Wait until so many looks at the folder are through, and another has begun."""
+
         async def wait() -> None:
-            await asyncio.sleep(count * generations.POLL_S)
+            begun, look = list[int](), self.heads._view
+
+            async def counted() -> Any:
+                begun.append(1)
+                return await look()
+
+            self.heads._view = counted  # type: ignore[method-assign]
+            await soon(lambda: len(begun) > count, IN_TIME_S)
+            self.heads._view = look  # type: ignore[method-assign]
 
         return wait
 
@@ -299,7 +309,7 @@ def test_a_candidate_that_ends_the_engine_is_rolled_back(scene: Scene) -> None:
         await soon(lambda: scene.heads._loading == 1, IN_TIME_S)
         old.dead = True
         old.swapping.set()
-        await asyncio.sleep(0.02)
+        await scene.looks(1)()
         scene.engine = FakeEngine()
 
     scene.play(die)
@@ -380,7 +390,7 @@ def test_a_first_head_of_many_gigabytes_is_hashed_once_and_before_anything_is_lo
 
     scene.heads = HeadGenerations(scene.folder, hash_slowly, Random(2), PLAN)
     scene.play(
-        scene.looks(40),
+        scene.looks(4),
         hashed.set,
         scene.until(lambda: scene.lineage.generation(1).trial is not None),
     )

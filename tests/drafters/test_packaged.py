@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -401,7 +400,7 @@ def test_two_at_once_convert_once(
 
     def slow(model: PackagedModel, source: Path, folder: Path, lock: int) -> None:
         begun.set()
-        time.sleep(0.5)
+        until(lambda: "waiting for it" in caplog.text)
         inner(model, source, folder, lock)
 
     monkeypatch.setattr(packaged, "_run_converter", slow)
@@ -411,7 +410,6 @@ def test_two_at_once_convert_once(
         second = pool.submit(resolve, NAME)
         assert first.result() == second.result()
     assert len(fast) == 1
-    assert "waiting for it" in caplog.text
 
 
 @pytest.fixture

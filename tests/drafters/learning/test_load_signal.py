@@ -4,14 +4,22 @@ import os
 import struct
 import subprocess
 import sys
-import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from drafters.learning import load_signal
 from drafters.learning.load_signal import STARTING, Activity, GatewayLoad, LoadSignal, start_of
 from tests.waiting import until
+
+NOW = 5000.0
+
+
+@pytest.fixture(autouse=True)
+def still(monkeypatch: pytest.MonkeyPatch):
+    """The reader's clock: no time passes between a figure and what is made of it."""
+    monkeypatch.setattr(load_signal, "time", SimpleNamespace(monotonic=lambda: NOW))
 
 
 def test_the_learner_reads_what_the_gateway_wrote(tmp_path: Path):
@@ -33,7 +41,7 @@ def gone() -> int:
 
 
 def test_idle_is_a_gateway_without_requests_or_none(gone: int):
-    now, here = time.monotonic(), os.getpid()
+    now, here = NOW, os.getpid()
     assert GatewayLoad(now, here, 0).activity is Activity.IDLE
     assert GatewayLoad(now, here, 1).activity is Activity.BUSY
     # It is there, and has not said anything for a while: starved, or it hangs.
@@ -46,13 +54,13 @@ def test_idle_is_a_gateway_without_requests_or_none(gone: int):
 
 def test_a_gateway_in_another_container_has_no_process_here(gone: int):
     """The fault: a learner beside it trained under load, since it saw no process."""
-    now = time.monotonic()
+    now = NOW
     assert GatewayLoad(now - 1, gone, 1).activity is Activity.BUSY
     assert GatewayLoad(now - 1, gone, 0).activity is Activity.IDLE
 
 
 def test_an_engine_starts_until_its_gateway_says_otherwise_or_is_gone(gone: int):
-    now = time.monotonic()
+    now = NOW
     assert GatewayLoad(now - 1, gone, STARTING).activity is Activity.STARTING
     assert GatewayLoad(now - 10, os.getpid(), STARTING).activity is Activity.STARTING
     assert GatewayLoad(now - 10, gone, STARTING).activity is Activity.IDLE
@@ -60,7 +68,7 @@ def test_an_engine_starts_until_its_gateway_says_otherwise_or_is_gone(gone: int)
 
 def test_a_gateway_that_lives_is_not_idle_however_long_it_is_silent(tmp_path: Path):
     """The fault: on a full disk it was gone after a minute, and a learner trained under load."""
-    signal = LoadSignal(tmp_path, clock=lambda: time.monotonic() - 1000.0)
+    signal = LoadSignal(tmp_path, clock=lambda: NOW - 1000.0)
     for requests, activity in (
         (0, Activity.BUSY),
         (2, Activity.BUSY),
@@ -73,7 +81,7 @@ def test_a_gateway_that_lives_is_not_idle_however_long_it_is_silent(tmp_path: Pa
 
 
 def test_another_process_with_the_id_of_a_gateway_is_not_the_gateway():
-    now, here = time.monotonic(), os.getpid()
+    now, here = NOW, os.getpid()
     another = (start_of(here) or 0) + 1
     assert GatewayLoad(now - 10, here, 5, another).activity is Activity.BUSY
     assert GatewayLoad(now - 100, here, 5, another).activity is Activity.IDLE
@@ -85,7 +93,7 @@ def test_a_gateway_that_has_ended_is_gone_though_its_parent_has_not_noticed():
     assert started is not None and started > 0
     process.kill()
     until(lambda: start_of(process.pid) is None)
-    now = time.monotonic()
+    now = NOW
     assert GatewayLoad(now - 10, process.pid, 5, started).activity is Activity.IDLE
     process.communicate()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -13,12 +12,11 @@ Answer = Callable[[dict, int], tuple[int, dict[str, str], object]]
 
 
 class StubServer:
-    """Keeps what was asked: bodies, headers, times and the most requests at once."""
+    """Keeps what was asked: bodies, headers and the most requests at once."""
 
     def __init__(self, answer: Answer) -> None:
         self.bodies: list[dict] = []
         self.headers: list[dict[str, str]] = []
-        self.times: list[float] = []
         self.most = self._running = 0
         lock, server = threading.Lock(), self
 
@@ -31,7 +29,6 @@ class StubServer:
                     attempt = sum(old["prompt"] == body["prompt"] for old in server.bodies)
                     server.bodies.append(body)
                     server.headers.append({**self.headers, "path": self.path})
-                    server.times.append(time.monotonic())
                     server._running += 1
                     server.most = max(server.most, server._running)
                 status, headers, document = answer(body, attempt)

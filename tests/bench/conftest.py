@@ -11,6 +11,7 @@ import pytest
 
 from bench.load.client import Client
 from bench.load.null_server import Script, start
+from tests.waiting import IN_TIME_S
 
 Against = Callable[[Script, Callable[[Client], Coroutine[Any, Any, Any]]], Any]
 
@@ -52,7 +53,7 @@ def serve() -> Any:
 
         thread = Thread(target=lambda: asyncio.run(live()))
         thread.start()
-        assert ready.wait(10)
+        assert ready.wait(IN_TIME_S)
 
         def end() -> None:
             loop, stop = loops[0]

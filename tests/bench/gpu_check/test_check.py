@@ -19,6 +19,7 @@ from bench.gpu_check import check
 from bench.gpu_check.check import command, environment, main, run, summary
 from bench.gpu_check.part_report import PartReport
 from bench.gpu_check.parts import PARTS, Part, chosen
+from tests.waiting import until
 
 REPORT = "from bench.gpu_check.part_report import PartReport; import os, subprocess, sys, time\n"
 REPORT += "from pathlib import Path\nfile = Path(sys.argv[1])\n"
@@ -79,7 +80,20 @@ def test_few_files_come_back_and_hold_everything(tmp_path: Path) -> None:
     assert last["summary"][-1].split()[1:4] == ["bad", "|", "failed"]
 
 
-def test_a_part_that_does_not_end_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
+def test_a_part_that_does_not_end_is_ended_with_all_that_it_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its time is counted here from when it has started what it starts: a busy machine may take
+    as long to come so far."""
+
+    class Begun(subprocess.Popen[bytes]):
+        def wait(self, timeout: float | None = None) -> int:
+            report = tmp_path / "endless.json"
+            if "endless" in str(self.args):
+                until(lambda: report.exists() and "child" in report.read_text())
+            return super().wait(timeout)
+
+    monkeypatch.setattr(check.subprocess, "Popen", Begun)
     begun = time.monotonic()
     reports = run([part("endless", limit=1.5), part("good")], "cpu", tmp_path, 60.0, fake)
     assert time.monotonic() - begun < 30

@@ -6,7 +6,6 @@ import asyncio
 import socket
 import struct
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 
 from bench.load.client import Client, Job
+from tests.waiting import until
 
 JOB = Job.of("/v1/completions", {"prompt": "x"})
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
@@ -53,12 +53,10 @@ def reset_at_the_next_request(connection: socket.socket) -> None:
     reset(connection)
 
 
-def close_after_idling(connection: socket.socket) -> None:
-    """Answer requests until none has come for 50 ms."""
-    connection.settimeout(0.05)
-    with suppress(TimeoutError):
-        while read_request(connection):
-            connection.sendall(ANSWER)
+def close_when_idle(connection: socket.socket) -> None:
+    """Answer one request, and close before another comes."""
+    read_request(connection)
+    connection.sendall(ANSWER)
 
 
 def answer_in_part(connection: socket.socket) -> None:
@@ -104,13 +102,14 @@ def serving(handle: Handler) -> Iterator[tuple[str, list[int]]]:
         thread.join(5)
 
 
-def stream_twice(url: str, pause_s: float = 0.0) -> list[Any]:
-    """Two records of one client, one after the other."""
+def stream_twice(url: str, between: Callable[[], object] = lambda: None) -> list[Any]:
+    """Two records of one client, one after the other. The client's loop stands still `between`
+    them: it learns nothing of a close."""
 
     async def both() -> list[Any]:
         async with Client(url) as client:
             first = await client.stream(JOB)
-            time.sleep(pause_s)  # noqa: ASYNC251 - the client's loop learns nothing of a close
+            between()
             return [first, await client.stream(JOB)]
 
     return asyncio.run(both())
@@ -126,8 +125,17 @@ def test_a_request_over_a_connection_that_was_closed_is_sent_again(handle: Handl
 
 
 def test_connections_that_a_server_closes_when_idle_cost_no_request() -> None:
-    with serving(close_after_idling) as (url, opened):
-        records = [record for _ in range(5) for record in stream_twice(url, pause_s=0.1)]
+    records: list[Any] = []
+    closed: list[socket.socket] = []
+
+    def handle(connection: socket.socket) -> None:
+        close_when_idle(connection)
+        connection.close()
+        closed.append(connection)
+
+    with serving(handle) as (url, opened):
+        for _ in range(5):
+            records += stream_twice(url, lambda: until(lambda: len(closed) == len(opened)))
     assert [record.failure for record in records] == [""] * 10
     assert len(opened) == 10
 

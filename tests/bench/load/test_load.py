@@ -17,12 +17,14 @@ import pytest
 from bench.load.arrivals import closed_loop, open_loop, poisson
 from bench.load.client import Client, Job
 from bench.load.counters import Counters, speculation
+from bench.load.events import Outcome
+from bench.load.figures import figures, steady_arrivals
 from bench.load.null_server import Script
 from bench.load.run import measure
 from bench.sweep.fleet import Fleet
 from bench.systems.method import parse
 from tests.http_server import Handler, serving
-from tests.waiting import until
+from tests.waiting import IN_TIME_S, until
 
 ROOT = Path(__file__).resolve().parents[3]
 JOB = Job.of("/v1/completions", {"prompt": "x", "stream": True})
@@ -37,11 +39,11 @@ def test_a_run_counts_the_servers_tokens(against: Any) -> None:
 
 
 def test_time_to_first_token_is_the_servers(against: Any) -> None:
-    script = Script(chunks=5, tokens=5, first_s=0.2, gap_s=0.05)
+    script = Script(chunks=9, tokens=9, first_s=0.2, gap_s=0.05)
     found = against(script, lambda client: measure(client, [JOB] * 2, limits=[2] * 2))
     assert 200 <= found["ttft_ms"]["p50"] < found["e2e_ms"]["p50"]
-    assert found["tpot_ms"]["p50"] >= 45  # four gaps of 50 ms, less what a read may merge
-    assert found["e2e_ms"]["p50"] >= 400
+    assert found["tpot_ms"]["p50"] >= 40  # eight gaps of 50 ms, less one that a read may merge
+    assert found["e2e_ms"]["p50"] >= 600
 
 
 @pytest.mark.parametrize(
@@ -78,15 +80,28 @@ async def test_a_moving_limit_moves_the_load() -> None:
     assert max(now for _, now in seen) == 4
 
 
-def test_an_open_loops_start_and_tail_do_not_count_in_its_steady_tokens(against: Any) -> None:
+def test_an_open_loops_start_and_tail_do_not_count_in_its_steady_tokens() -> None:
     """Catches: 100 requests of 0.4 s in 2 s of arrivals are a sixth too slow."""
     rate, tokens = 50.0, 40
-    times = [index / rate for index in range(100)]
-    script = Script(chunks=21, tokens=tokens, gap_s=0.02)
-    found = against(script, lambda client: measure(client, [JOB] * 100, times=times))
+
+    def answer(sent: float) -> Outcome:
+        came = tuple(sent + 0.02 * chunk for chunk in range(21))
+        return Outcome(sent, came[0], came[-1], came, came, 7, tokens)
+
+    answers = [answer(index / rate) for index in range(100)]
+    found = figures(answers) | steady_arrivals(answers)
     assert found["failed"] == 0
     assert found["steady_tokens_per_second"] == pytest.approx(rate * tokens, rel=0.1)
     assert found["tokens_per_second"] < 0.9 * rate * tokens
+
+
+def test_requests_that_are_sent_at_times_have_an_open_loops_figures(
+    against: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bench.load.run.steady_arrivals", lambda found: {"answers": len(found)})
+    times = [0.0, 0.01, 0.02]
+    found = against(Script(), lambda client: measure(client, [JOB] * 3, times=times))
+    assert (found["failed"], found["answers"]) == (0, 3)
 
 
 async def test_the_end_of_an_address_and_a_running_servers_key(
@@ -154,18 +169,15 @@ def test_poisson_arrivals_have_their_rate_and_their_seed() -> None:
 
 
 async def test_an_open_loop_does_not_wait_for_answers() -> None:
-    running = most = 0
+    """Each is answered once all are sent."""
+    together = asyncio.Barrier(4)
 
     async def send(index: int) -> int:
-        nonlocal running, most
-        running += 1
-        most = max(most, running)
-        await asyncio.sleep(0.3)
-        running -= 1
+        await together.wait()
         return index
 
-    assert await open_loop(send, [0.0, 0.01, 0.02, 0.03]) == [0, 1, 2, 3]
-    assert most == 4
+    async with asyncio.timeout(IN_TIME_S):
+        assert await open_loop(send, [0.0, 0.01, 0.02, 0.03]) == [0, 1, 2, 3]
 
 
 VLLM = """\

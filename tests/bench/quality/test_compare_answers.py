@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from bench.load import client
 from bench.quality import compare_answers
 from bench.workloads.prompt import Prompt
+from tests.clock import Clock
 from tests.http_server import Handler, serving
+from tests.waiting import until
 
 SCHEMA = {"type": "object", "properties": {"a": {"enum": ["x", "y"]}}, "required": ["a"]}
 BODY = {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}}
@@ -20,11 +23,24 @@ RIGHT, OTHER, WRONG = '{"a": "x"}', '{"a": "y"}', '{"a": "z"}'
 PAUSE = 0.15
 
 
+class ReadClock(Clock):
+    """The client's, which it reads once at the start of a request and with each part it gets."""
+
+    readings = 0
+
+    def __call__(self) -> float:
+        self.now += 0.001
+        read = self.now
+        self.readings += 1  # the server may put the clock forward now
+        return read
+
+
 class Gateway:
     """A gateway whose answers depend on the objective; `said` has exceptions by prompt."""
 
     def __init__(self) -> None:
         self.url = ""
+        self.clock = ReadClock()
         self.objective = ""
         self.said: dict[tuple[str, str], str] = {}
         self.stalls = ""  # the objective whose answers pause before their last piece
@@ -56,9 +72,13 @@ def gateway(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gateway]:
             pieces = stub.pieces(self.body())
             self.send_response(200)
             self.end_headers()
+            readings = -1
             for number, piece in enumerate(pieces):
+                # What came before has been read: this piece is not read with it.
+                until(lambda seen=readings: stub.clock.readings > seen)  # type: ignore[misc]
                 if number and stub.stalls == stub.objective:
-                    time.sleep(PAUSE)
+                    stub.clock.now += PAUSE
+                readings = stub.clock.readings
                 self._event({"choices": [{"delta": {"content": piece}}]})
             self._event({"choices": [{"delta": {}, "finish_reason": "stop"}]})
             self._event({"choices": [], "usage": {"completion_tokens": 6}})
@@ -73,6 +93,7 @@ def gateway(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gateway]:
     ]
     monkeypatch.setattr(compare_answers, "load_prompts", lambda *_, **__: prompts)
     monkeypatch.setattr(compare_answers, "CELL_SETTLE_S", 0.0)
+    monkeypatch.setattr(client, "time", SimpleNamespace(perf_counter=stub.clock))
     with serving(Answers) as stub.url:
         yield stub
 

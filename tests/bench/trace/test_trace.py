@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bench.load.client import Client
-from bench.load.intervals import of_equal_time
+from bench.load.intervals import of_equal_time, of_equal_work
 from bench.load.null_server import Script
 from bench.load.run import SPECULATION
 from bench.served import run, speedup
@@ -107,7 +107,12 @@ def test_run_compares_servers_in_turns(
     assert lines[0]["provenance"]["cores"]
     assert {b["model"] for method, _, b in one.seen if method == "POST"} == {"m"}
     (row,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("| slow")]
-    assert float(row.split("|")[4].split()[0]) < 1  # over the first
+    speeds = {
+        name: of_equal_work([x["tokens_per_second"] for x in lines if x["system"] == name])
+        for name in ("fast", "slow")  # unless this machine pauses in a fast one
+    }
+    over_first = float(row.split("|")[4].split()[0])
+    assert over_first == pytest.approx(speeds["slow"] / speeds["fast"], abs=0.001)
 
 
 def test_no_repeat_of_run_finds_prompts_of_another_in_a_cache(

@@ -293,7 +293,7 @@ async def test_tokens_that_redis_took_without_an_answer_are_returned(
     """The client left meanwhile; or it did not, and the gateway counted the request by itself."""
     async with connected(redis_url) as gateways:
         context = await serving(gateways.cut_off, tenant)
-        gateways.line.state = "unheard"
+        gateways.fail("unheard")
         admitting = asyncio.create_task(context.admit("model", Estimate(tokens=500, sequences=1)))
         await until_charged(gateways.other, tenant, 300)
         if cancelled:
@@ -352,6 +352,7 @@ async def test_a_redis_in_trouble_rejects_nobody_and_keeps_nothing(
     begin, end = TROUBLES[trouble]
     async with connected(redis_url) as gateways, Redis.from_url(redis_url) as operator:
         limiter, counted = gateways.cut_off, trouble == "scripts forgotten"
+        limiter._timeout_s = UNHEARD_S if trouble == "slow" else PATIENT_S
         several = tenant.model_copy(update={"max_concurrent": 2})
         for name in ("before", "during"):
             assert await admitted(limiter, several, name)
@@ -401,7 +402,8 @@ async def test_a_burst_is_counted_in_redis(
     for a connection for long count as a Redis that does not answer."""
     monkeypatch.setattr(redis_limiter, "CONNECTIONS", 1)  # which is open: no handshake
     async with connected(redis_url) as gateways:
-        gateways.line.delay_s = TIMEOUT_S / 6
+        gateways.cut_off._timeout_s = 1.5  # the twenty take 3 s
+        gateways.line.delay_s = 0.15
         burst = [gateways.cut_off.acquire(tenant, lease(f"lease{i}")) for i in range(20)]
         decisions = await asyncio.gather(*burst)
         assert {decision.limiter for decision in decisions} == {None}

@@ -63,8 +63,8 @@ class Page:
         return self
 
     def answered(self) -> Any:
-        """The newest answer, once it is complete."""
-        answer = self.tab.locator(".answer.done").last
+        """The newest answer, once it is complete. An earlier one may be long before."""
+        answer = self.tab.locator(".turn:last-child .answer.done")
         answer.wait_for()
         return answer
 

@@ -20,6 +20,7 @@ from playwright.sync_api import expect
 
 from app.admission.key_file import create
 from app.engine.heads.generations import HeadGenerations
+from tests.waiting import until
 
 from .browser import CHROMIUM, Page, axe_findings, browser
 from .stand_in import ANSWER, K_MAX, REPEAT, SAY, STEP_S, StandInGateway
@@ -114,8 +115,8 @@ def test_sources_have_marks_and_counts_of_their_own(page: Page) -> None:
     }
     assert len(colours) == 4
     answer.locator(".t.lookup").first.hover()
-    told = page.tab.locator(".picked-token").last.inner_text()
-    assert re.search(r"looked up in the text before, at position \d, and accepted in step \d", told)
+    told = r"looked up in the text before, at position \d, and accepted in step \d"
+    expect(page.tab.locator(".picked-token").last).to_contain_text(re.compile(told))
     assert not axe_findings(page.tab)
 
 
@@ -134,16 +135,16 @@ def test_a_tokens_place_is_told_on_hover_and_by_keyboard(page: Page) -> None:
     page.open().ask("Is it a palindrome?").answered()
     told = page.tab.locator(".picked-token").last
     page.tab.locator(".answer .t.draft").nth(3).hover()
-    assert re.search(r"drafted, at position \d, and accepted in step \d+", told.inner_text())
+    expect(told).to_contain_text(re.compile(r"drafted, at position \d, and accepted in step \d+"))
     page.tab.mouse.move(0, 0)
     page.tab.locator(".answer .tokens").focus()
     page.tab.keyboard.press("Home")
-    assert "the target’s own, in step 1, which had no drafts" in told.inner_text()
+    expect(told).to_contain_text("the target’s own, in step 1, which had no drafts")
     page.tab.keyboard.press("ArrowRight")
-    assert f"which had {K_MAX} drafted and 0 accepted" in told.inner_text()
+    expect(told).to_contain_text(f"which had {K_MAX} drafted and 0 accepted")
     page.tab.keyboard.press("ArrowRight")
-    assert "drafted, at position 1, and accepted in step 3" in told.inner_text()
-    assert page.tab.locator(".same-step").count() == 6
+    expect(told).to_contain_text("drafted, at position 1, and accepted in step 3")
+    expect(page.tab.locator(".same-step")).to_have_count(6)
 
 
 def test_several_turns_and_markdown_with_code_to_copy(page: Page) -> None:
@@ -151,7 +152,7 @@ def test_several_turns_and_markdown_with_code_to_copy(page: Page) -> None:
     page.tab.get_by_role("button", name="Marks").click()
     answer = page.ask(f"{SAY} ```python\nprint(1)\n```\n\n| a | b |\n|---|---|\n| 1 | 2 |")
     done = answer.answered()
-    assert page.tab.locator(".turn").count() == 2
+    expect(page.tab.locator(".turn")).to_have_count(2)
     assert page.tab.locator(".prose strong").inner_text() == "One"
     assert done.locator("pre code").inner_text().strip() == "print(1)"
     assert done.locator("td").count() == 2
@@ -177,13 +178,12 @@ def test_what_is_sent_is_what_was_set(page: Page, gateway: StandInGateway) -> No
     ]
     assert (body["temperature"], body["max_tokens"]) == (0.5, 7)
     assert body["speculation"] == {"tokens": True, "max_k": 2}
-    answer = page.answered()
-    assert "Cut at the limit of 7 tokens." in answer.inner_text()
+    expect(page.answered()).to_contain_text("Cut at the limit of 7 tokens.")
 
 
 def test_stop_and_try_again(page: Page, gateway: StandInGateway) -> None:
     page.open()
-    gateway.engine.llm.step_s = 0.3
+    gateway.engine.llm.step_s = 0.5
     try:
         page.ask("Slowly")
         page.tab.locator(".answer .t").nth(2).wait_for()
@@ -198,11 +198,14 @@ def test_stop_and_try_again(page: Page, gateway: StandInGateway) -> None:
 
 
 def test_the_race(page: Page) -> None:
+    """Of a few, as a pause of this machine while one lane runs makes that one the slower."""
     page.open("race")
-    page.tab.get_by_role("button", name="Start the race").click()
-    ratio = page.tab.locator("[data-figure=ratio]")
-    ratio.wait_for()
-    assert float(ratio.inner_text().removesuffix("×")) > 1.3
+    for name in ("Start the race", "Race again", "Race again"):
+        page.tab.get_by_role("button", name=name).click()
+        ratio = page.tab.locator("[data-figure=ratio]").inner_text()
+        if float(ratio.removesuffix("×")) > 1.3:
+            break
+    assert float(ratio.removesuffix("×")) > 1.3
     assert "Both texts are identical" in page.tab.locator(".verdict").inner_text()
     assert page.tab.locator(".lane.without .t.draft").count() == 0
     assert page.tab.locator(".lane.with .t.draft").count() > 0
@@ -210,10 +213,12 @@ def test_the_race(page: Page) -> None:
         float(one) for one in page.tab.locator("[data-figure=speed]:visible").all_inner_texts()
     ]
     assert speeds[1] > speeds[0] > 0
+    page.tab.evaluate("window.at = performance.now(); performance.now = () => window.at")
     page.tab.get_by_role("button", name="Watch both at once").click()
-    page.tab.wait_for_timeout(300)
-    now = [page.tab.locator(f".lane.{lane} .t").count() for lane in ("without", "with")]
-    assert now[1] > now[0], "the faster one is ahead"
+    page.tab.evaluate("window.at += 300")
+    shown = [f"document.querySelectorAll('.lane.{lane} .t').length" for lane in ("without", "with")]
+    page.tab.wait_for_function(f"{shown[1]} > {shown[0]}")  # the faster one is ahead
+    page.tab.evaluate("window.at += 1e6")
     for bar in page.tab.locator(".lane .track rect").all():
         expect(bar).to_have_attribute("width", "100")
 
@@ -235,11 +240,13 @@ def test_a_race_without_drafts_says_so(page: Page, gateway: StandInGateway) -> N
 def test_a_race_says_that_others_ran_meanwhile(page: Page, gateway: StandInGateway) -> None:
     """The fault: it looked once, when the race began."""
     page.open("race")
-    gateway.engine.llm.step_s = 0.06
+    gateway.engine.llm.step_s = 0.3  # until the page has seen the others
     try:
         page.tab.get_by_role("button", name="Start the race").click()
         page.tab.locator(".lane.without .t").first.wait_for()
         with other_figures(page, lambda figures: figures["counters"].update(running=2)):
+            page.tab.locator(".line-key", has_text="Running requests 2").wait_for()
+            gateway.engine.llm.step_s = STEP_S
             page.tab.get_by_text("Other requests were running").wait_for()
     finally:
         gateway.engine.llm.step_s = STEP_S
@@ -389,14 +396,17 @@ def test_a_number_can_be_typed_slowly(
     typed(page.tab.get_by_label("Milliseconds a token"), "3", "5").press("Enter")
     page.tab.get_by_text("Settings").click()
     field = typed(page.tab.get_by_label("Temperature"), "0.", "75")
-    assert (field.input_value(), policy.values["tpot_s"]) == ("0.75", 0.035)
+    assert field.input_value() == "0.75"
+    until(lambda: policy.values["tpot_s"] == 0.035)
 
 
 def test_several_gateways_behind_one_address_are_noticed(page: Page) -> None:
     """A gateway that is started again is another one too, and is no such case."""
     told = page.open().tab.get_by_text("Several gateways answer")
     with other_figures(page, lambda figures: figures.update(gateway="another")):
-        page.tab.wait_for_timeout(2500)
+        for _ in range(3):  # by the third, the page has shown the second
+            with page.tab.expect_response("**/page/figures"):
+                pass
         assert told.count() == 0
     told.wait_for()
 
@@ -495,7 +505,7 @@ def test_a_late_refusal_of_one_key_says_nothing_of_the_next(chromium: Any, tmp_p
 def test_an_engine_killed_in_an_answer_and_back(page: Page, gateway: StandInGateway) -> None:
     page.open()
     page.expected = (503,)
-    gateway.engine.llm.step_s = 0.2
+    gateway.engine.llm.step_s = 0.5
     page.ask("Slowly")
     page.tab.locator(".answer .t").nth(2).wait_for()
     gateway.engine.kill()
@@ -592,10 +602,11 @@ def test_every_view_fits_and_is_accessible(page: Page) -> None:
     page.open().ask(f"{SAY} Hi, `x` **y**.").answered()
     for view in ("chat", "race", "live"):
         page.tab.evaluate(f"location.hash = '{view}'")
-        page.tab.wait_for_timeout(100)
+        page.tab.locator(f".{view}").wait_for()
         assert page.tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
         assert not axe_findings(page.tab)
     page.tab.evaluate("location.hash = 'chat'")
+    page.tab.locator(".composer").wait_for()
     composer = page.tab.locator(".composer").bounding_box()
     send = page.tab.get_by_role("button", name="Send").bounding_box()
     assert send["x"] + send["width"] <= composer["x"] + composer["width"]

@@ -449,7 +449,7 @@ def test_a_client_that_leaves_pays_what_it_used(stream: bool) -> None:
         await request
         assert engine.fake.aborted == 1
         assert 949 < level.level < 952
-        assert not admission.limiter._tenants["one"].leases
+        assert not admission.limiter._tenants["one"].places
 
     run(check, "tokens_per_minute = 1000\nmax_concurrent = 1")
 

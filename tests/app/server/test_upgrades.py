@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tests.app.server.test_connection import PLENTY_S, refusal, serving
+from tests.app.server.test_connection import PLENTY_S, SHORT_S, refusal, serving
 
 H2C = (
     b"Connection: Upgrade, HTTP2-Settings\r\n"
@@ -135,7 +135,7 @@ async def test_the_bounds_of_the_head_hold(more: bytes) -> None:
 
 
 async def test_a_slow_body_behind_an_offer_ends() -> None:
-    async with serving() as server:
+    async with serving(body_timeout_s=SHORT_S) as server:
         _, writer = await server.open()
         writer.write(post(H2C, b"Content-Length: 1000\r\n\r\nx", b"/slow"))
         async with asyncio.timeout(PLENTY_S):

@@ -390,7 +390,7 @@ def test_a_first_head_of_many_gigabytes_is_hashed_once_and_before_anything_is_lo
 
     scene.heads = HeadGenerations(scene.folder, hash_slowly, Random(2), PLAN)
     scene.play(
-        scene.looks(4),
+        lambda: asyncio.sleep(2 * generations.READ_S),
         hashed.set,
         scene.until(lambda: scene.lineage.generation(1).trial is not None),
     )

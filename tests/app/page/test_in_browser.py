@@ -217,7 +217,7 @@ def test_the_race(page: Page) -> None:
     page.tab.get_by_role("button", name="Watch both at once").click()
     page.tab.evaluate("window.at += 300")
     shown = [f"document.querySelectorAll('.lane.{lane} .t').length" for lane in ("without", "with")]
-    page.tab.wait_for_function(f"{shown[1]} > {shown[0]}")  # the faster one is ahead
+    until(lambda: page.tab.evaluate(f"{shown[1]} > {shown[0]}"))  # the faster one is ahead
     page.tab.evaluate("window.at += 1e6")
     for bar in page.tab.locator(".lane .track rect").all():
         expect(bar).to_have_attribute("width", "100")

@@ -41,7 +41,8 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any
         self.layer.quant_method = UnquantizedLinearMethod()
 
     def load(self: Any, weights: Any) -> list[str]:
-        return [name for name, _ in weights]
+        self.loaded = dict(weights)
+        return list(self.loaded)
 
     theirs = ours.__bases__[1]
     monkeypatch.setattr(theirs, "__init__", build)
@@ -51,7 +52,9 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any
 
 def configured(**keys: Any) -> Any:
     """The configuration of a head with these keys, and what vLLM passes to build it."""
-    model = SimpleNamespace(hf_config=SimpleNamespace(**keys))
+    model = SimpleNamespace(
+        hf_config=SimpleNamespace(**keys), dtype=torch.float32, quantization=None
+    )
     return SimpleNamespace(speculative_config=SimpleNamespace(draft_model_config=model))
 
 
@@ -91,3 +94,16 @@ def test_linear_layers_are_halved_only_where_asked(kind: Any) -> None:
         halved = kind(vllm_config=configured())
     assert type(halved.layer.quant_method) is HalfLinearMethod
     assert type(kind(vllm_config=configured()).layer.quant_method) is UnquantizedLinearMethod
+
+
+@pytest.mark.parametrize(("quantization", "loaded"), [(None, torch.float32), ("fp8", None)])
+def test_weights_stored_in_8_bits_are_widened(kind: Any, quantization: Any, loaded: Any) -> None:
+    """The fault: six warnings at each start of the default model."""
+    config = configured()
+    config.speculative_config.draft_model_config.quantization = quantization
+    head, stored = kind(vllm_config=config), torch.tensor([0.5, -448.0]).to(torch.float8_e4m3fn)
+    head.draft_id_to_target_id = stored
+    head.load_weights([("fc.weight", stored), ("norm.weight", torch.ones(1, dtype=torch.bfloat16))])
+    assert head.loaded["fc.weight"].dtype == (loaded or stored.dtype)
+    assert head.loaded["fc.weight"].float().tolist() == [0.5, -448.0]
+    assert head.loaded["norm.weight"].dtype == torch.bfloat16

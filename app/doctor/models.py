@@ -57,6 +57,8 @@ RECURRENT = frozenset({
     "Zamba2ForCausalLM",
 })  # fmt: skip
 _ATTENTION = ("attention", "full_attention")
+# Keys of a target's config.json for what TargetSizes holds, in its order.
+_SIZES = ("hidden_size", "vocab_size", "num_hidden_layers")
 KINDS: dict[Method, str] = {"p-eagle": "P-EAGLE", "eagle3": "EAGLE-3"}
 
 
@@ -189,9 +191,6 @@ def _architectures(config: Mapping[str, Any]) -> list[str]:
     """The architectures that a configuration names; none where it does not list names."""
     names = config.get("architectures")
     return names if isinstance(names, list) and all(isinstance(each, str) for each in names) else []
-
-
-_SIZES = ("hidden_size", "vocab_size", "num_hidden_layers")
 
 
 _ANOTHER = "--model FOLDER with config.json, *.safetensors and a tokenizer"

@@ -26,8 +26,6 @@ _FULL_ATTENTION = (
     *("full_attention", "attention", "hybrid", "chunked_attention"),
     *("indexed_attention", "deepseek_sparse_attention", "qwen_sparse_attention"),
 )
-
-
 # Kinds of RoPE scaling whose factor is in the model's length already.
 _SCALED_ALREADY = frozenset(
     ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")

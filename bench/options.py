@@ -11,7 +11,7 @@ from typing import Any
 
 from app.settings import ENV_PREFIX, REPOSITORY
 from bench.workloads.embedded import SEED
-from drafters.train.number_options import positive_int
+from drafters.train.number_options import positive_int, share_below_one
 
 # Settings whose values are secret, or say who may use a server: they change no figure.
 _UNRECORDED = ("AERIE_API_KEY", "AERIE_KEYS", "AERIE_REDIS_URL")
@@ -38,7 +38,7 @@ def add_work(
     )
     if spread:
         parser.add_argument(
-            "--spread", type=share, default=0.5, metavar="SHARE",
+            "--spread", type=share_below_one, default=0.5, metavar="SHARE",
             help="answers are shorter or longer than --max-tokens by up to this share, equally for "
             "all methods [0.5]",
         )  # fmt: skip
@@ -124,14 +124,6 @@ def environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
 def counts(text: str) -> tuple[int, ...]:
     """Parse positive numbers such as `1,2,4`."""
     return tuple(positive_int(part) for part in text.split(","))
-
-
-def share(text: str) -> float:
-    """Parse a share from 0 to less than 1."""
-    value = float(text)
-    if not 0.0 <= value < 1.0:
-        raise argparse.ArgumentTypeError(f"must be at least 0 and less than 1, not {text}")
-    return value
 
 
 def tell(text: str) -> None:

@@ -52,3 +52,11 @@ def positive_share(text: str) -> float:
     if not 0.0 < value <= 1.0:
         raise argparse.ArgumentTypeError(f"must be above 0 and at most 1, got {text}")
     return value
+
+
+def share_below_one(text: str) -> float:
+    """A number from 0 to less than 1. Raises argparse.ArgumentTypeError or ValueError."""
+    value = float(text)
+    if not 0.0 <= value < 1.0:
+        raise argparse.ArgumentTypeError(f"must be at least 0 and less than 1, got {text}")
+    return value

@@ -31,7 +31,7 @@ from drafters.train.data.responses import (
     respond_by_server,
     server_url,
 )
-from drafters.train.number_options import positive_int
+from drafters.train.number_options import positive_int, share_below_one
 from drafters.train.progress import Progress
 from drafters.train.prompts.contamination import Contamination, humaneval
 from drafters.train.prompts.filters import special_token_names
@@ -211,12 +211,6 @@ def _report(sampled: int, selection: Selection) -> str:
     return "\n".join([*lines, f"kept    {len(selection.kept):7d}  {shares}"])
 
 
-def _share(text: str) -> float:
-    if not 0.0 <= (share := float(text)) < 1.0:
-        raise argparse.ArgumentTypeError(f"must be a share from 0 to below 1, got {text}")
-    return share
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="aerie prompts",
@@ -238,7 +232,7 @@ def _parser() -> argparse.ArgumentParser:
         help="filter raw samples of earlier runs, and sample none",
     )  # fmt: skip
     parser.add_argument(
-        "--held-out", type=_share, default=0.0, metavar="SHARE",
+        "--held-out", type=share_below_one, default=0.0, metavar="SHARE",
         help="put about this share of the prompts, such as 0.02, into a file beside OUT that ends "
         "in .held-out.jsonl; a hash of the prompt decides, also when more are sampled later",
     )  # fmt: skip

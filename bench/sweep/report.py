@@ -137,6 +137,8 @@ def _requests(plan: Mapping[str, Any]) -> list[str]:
     said = [f"{most}{tokens} tokens an answer", sampling]
     if context := plan.get("context"):
         said.append(f"about {context} tokens of source code before each prompt")
+    if plan.get("cached_prompts"):
+        said.append("prompts were in the prefix cache")
     if constraint := plan.get("constraint"):
         said.append(f"answers held to {label(constraint)}")
     return said

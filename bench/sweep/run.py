@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
 from bench.load.client import Client
 from bench.load.intervals import Mean, of_equal_time, of_equal_work
+from bench.load.run import measure
 from bench.sweep.cells import Work, hopeless, requests_for, rounds, run_cell, takes_ignore_eos
 from bench.sweep.fleet import Fleet, Report
 from bench.sweep.journal import Journal
@@ -40,6 +41,7 @@ class Plan:
     settle: float = TURN_SETTLE_S  # seconds at the beginning of a turn that do not count
     constraint: str = ""  # of the answers (bench/workloads/constraints.py)
     context: int = 0  # tokens of source code before each prompt, about
+    cached_prompts: bool = False  # the prefix cache has the prompts of all cells
     temperature: float = 0.0  # of every request; 0 is greedy
     stop_at_eos: bool = False  # answers end where the model ends them
     drop_below: float = 0.0  # a K below this share of the fastest runs only in `first_rounds`
@@ -111,10 +113,15 @@ async def sweep(plan: Plan, journal: Journal, fleet: Fleet, report: Report) -> N
             if concurrency not in journal.budgets:
                 count = await _budget(plan, client, works[pilot.server], concurrency)
                 journal.budget(concurrency, count)
+            if plan.cached_prompts:
+                count = plan.rounds * journal.budgets[concurrency] + concurrency
+                await _read_prompts(fleet, group, works, concurrency, count, report)
             for cell in order:
                 if _missing(plan, journal, group, concurrency, cell):
-                    of_server = works[cell[1].server]
-                    await _cell(journal, fleet, of_server, concurrency, *cell, report)
+                    number, method = cell
+                    fields = {} if plan.cached_prompts else method.cache_fields(concurrency, number)
+                    asked = works[method.server].of(works[method.server].model, fields)
+                    await _cell(journal, fleet, asked, concurrency, number, method, report)
         if not plan.together:
             await fleet.stop(group[0].server)
 
@@ -149,6 +156,28 @@ def _speed(journal: Journal, method: Method, concurrency: int, rounds: Iterable[
     return fmean(cell["tokens_per_second"] for cell in cells)
 
 
+async def _read_prompts(
+    fleet: Fleet,
+    group: Sequence[Method],
+    works: Mapping[str, Work],
+    concurrency: int,
+    count: int,
+    report: Report,
+) -> None:
+    """Let every server read the first `count` prompts before a cell is measured. Of a gateway's
+    methods one that drafts reads them, since a head reads no prompts while nothing is drafted."""
+    for server, methods in servers(group).items():
+        reader = max(methods, key=lambda method: (method.kind == "adaptive", method.k))
+        client = await fleet.switch(reader)
+        prompts = works[server].prompts
+        different = next((i for i in range(1, len(prompts)) if prompts[i] == prompts[0]), count)
+        jobs = works[server].jobs(0, min(count, different), 1)
+        found = await measure(client, jobs, limits=[concurrency] * len(jobs))
+        if found["failed"]:
+            raise RuntimeError(f"{server} did not read the prompts: {found['failures'][0]}")
+        report(f"{server} has read {len(jobs)} prompts")
+
+
 async def _cell(
     journal: Journal,
     fleet: Fleet,
@@ -159,8 +188,6 @@ async def _cell(
     report: Report,
 ) -> None:
     client = await fleet.switch(method)
-    fields = method.cache_fields(concurrency, number)
-    work = work.of(work.model, fields)
     requests = journal.budgets[concurrency]
     found = await run_cell(client, work, concurrency, requests, number)
     journal.add(

@@ -76,6 +76,9 @@ def _plan(args: argparse.Namespace) -> Plan:
     methods = parse(args.methods)
     if args.switchback and len(servers(methods)) > 1:
         raise ValueError("--switchback is for methods of one server")
+    if args.switchback and args.cached_prompts:
+        raise ValueError("--switchback has no --cached-prompts: its turns read new prompts")
+    cache = {"enable_prefix_caching": True} if args.cached_prompts else {}
     return Plan(
         workload=args.workload,
         chat=args.chat,
@@ -88,7 +91,7 @@ def _plan(args: argparse.Namespace) -> Plan:
         requests=args.requests,
         seed=args.seed,
         together=args.together if args.together is not None else not gpus(),
-        settings=options.settings(args.set),
+        settings={**cache, **options.settings(args.set)},
         model_free=args.model_free,
         switchback=args.switchback,
         settle=args.settle,
@@ -96,6 +99,7 @@ def _plan(args: argparse.Namespace) -> Plan:
         constraint=args.constraint,
         temperature=args.temperature,
         context=args.context,
+        cached_prompts=args.cached_prompts,
         stop_at_eos=args.stop_at_eos,
         eagle3=options.head_name(args.eagle3),
         attached=options.attached(args.attach, servers(methods)),
@@ -121,6 +125,9 @@ def parser() -> argparse.ArgumentParser:
         help="requests of a cell per user, not --seconds")  # fmt: skip
     add_work(made)
     add_context(made)
+    add("--cached-prompts", action="store_true",
+        help="with the prefix cache, which has every prompt before its cell: for long contexts "
+        "that requests share, as those of agents do")  # fmt: skip
     add("--constraint", default="", metavar="NAME",
         help=f"constraint of the answers: {', '.join(NAMED)}, or a JSON file with fields of the "
         "request; answers then end by themselves")  # fmt: skip

@@ -242,6 +242,45 @@ def test_no_method_reads_prompts_for_another(tmp_path: Path, switchback: bool) -
     assert salts == {f"{RUN} {name} {c} {number}" for name in names for c, number in cells}
 
 
+def test_cached_prompts_are_read_once_by_a_method_that_drafts(tmp_path: Path) -> None:
+    """Catches: the first method of a round reads the prompts for the others; a head that has never
+    read the prompts that it drafts behind, as they were read at K = 0."""
+    stock, gateway = Script(8, 8), Script(8, 8)
+    asked = plan(methods="none,off,adaptive,k:3", concurrencies=(2,), cached_prompts=True)
+    run(asked, tmp_path / "a.jsonl", stock, gateway)
+    for script in (stock, gateway):
+        posts = [body for method, _, body in script.seen if method == "POST"]
+        assert not [body for body in posts if "cache_salt" in body]
+        read = [body["prompt"] for body in posts if body["max_tokens"] == 1]
+        assert len(read) == len(set(read)) == 2 * 4 + 2  # two rounds, and the last warm-up
+        assert {body["prompt"] for body in posts if body["max_tokens"] == 8} <= set(read)
+    before = []
+    for method, _, body in gateway.seen:
+        if method == "POST" and body["max_tokens"] == 1:
+            break
+        before += [body["objective"]] if method == "PATCH" else []
+    assert before[-1] == "throughput"
+
+
+def test_cached_prompts_of_a_small_file_are_read_once_each(tmp_path: Path) -> None:
+    file = tmp_path / "few.jsonl"
+    file.write_text("".join(json.dumps({"prompt": f"prompt {i}"}) + "\n" for i in range(3)))
+    gateway = Script(8, 8)
+    asked = plan(workload=str(file), methods="off,k:3", concurrencies=(2,), cached_prompts=True)
+    run(asked, tmp_path / "a.jsonl", Script(8, 8), gateway)
+    posts = [body for method, _, body in gateway.seen if method == "POST"]
+    assert len([body for body in posts if body["max_tokens"] == 1]) == 3
+
+
+def test_cached_prompts_that_a_server_does_not_read_end_the_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bench.sweep.run.takes_ignore_eos", takes)
+    asked = plan(methods="off", concurrencies=(1,), cached_prompts=True)
+    with pytest.raises(RuntimeError, match=r"gateway did not read the prompts: .*usage"):
+        run(asked, tmp_path / "a.jsonl", Script(), Script(4, 8, usage=False))
+
+
 def test_a_turn_without_tokens_or_with_failures_is_no_figure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -208,14 +208,16 @@ class _Newest:
     def __init__(self, budget: int, least: int = 0) -> None:
         self._budget = budget
         self._least = max(least, 1)
-        self.available = 0  # tokens of answers, those included that are not kept
+        self.available = 0  # tokens of answers, those beyond the budget included
+        self._dropped: set[bytes] = set()  # contents that `available` leaves out
         self._kept: OrderedDict[bytes, Captured] = OrderedDict()  # by content
         self._tokens = 0  # of those that are kept
 
     def add(self, key: bytes, sequence: Captured, is_new: bool) -> None:
         tokens = len(sequence.answer)
-        if is_new:
+        if is_new or key in self._dropped:
             self.available += tokens
+            self._dropped.discard(key)
         if self._kept.pop(key, None) is not None:
             self._tokens -= tokens
         self._kept[key] = sequence
@@ -228,10 +230,11 @@ class _Newest:
             self._tokens -= len(oldest.answer)
 
     def drop(self, key: bytes) -> None:
-        """Leave out a sequence, if it is kept."""
+        """Leave out a sequence, if it is kept, until it is added again."""
         if (dropped := self._kept.pop(key, None)) is not None:
             self._tokens -= len(dropped.answer)
             self.available -= len(dropped.answer)
+            self._dropped.add(key)
 
     def take(self, tokens: int, least: int) -> dict[bytes, Captured]:
         """The newest ones with `tokens` tokens of answers, and `least` of them, if there are so

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from drafters.learning.captured import Captured
-from drafters.train.learner.sequences import choose, is_held_back, shares
+from drafters.train.learner.sequences import _Split, choose, content, is_held_back, shares
 
 
 def sequences(tenant: str, count: int, answer: int = 20, seed: int = 0) -> Iterator[Captured]:
@@ -184,6 +184,25 @@ def test_what_is_asked_again_is_as_new_as_its_last_answer():
     assert [item.at for item in used if list(item.prompt) == list(first.prompt)] == [200.0]
     alone = choose([first] * 9, answer_tokens=30, vocabulary=1000, max_length=100)
     assert len(alone.trained + alone.held_back) == 1
+
+
+@pytest.mark.parametrize("repeats", [1, 2, 5])
+def test_a_conversation_that_is_asked_again_and_again_counts_once(repeats: int):
+    """The fault: of a conversation that judges four answers are kept, and each answer beyond them
+    was taken from the tenant's tokens at each repeat. Below 0 they ended every round."""
+    answered = answers_to(one_prompt(held_back=True), "b", 7)
+    split, seen = _Split(8000), set[bytes]()
+    for item in answered * repeats:
+        key = content(item)
+        split.add(key, item, is_new=key not in seen, judges=True, conversation=b"one")
+        seen.add(key)
+    assert split.held_back.available == 4 * 20
+    others = list(sequences("a", 400))
+    once = choose([*others, *answered], answer_tokens=4000, vocabulary=1000, max_length=100)
+    chosen = choose(
+        [*others, *answered * repeats], answer_tokens=4000, vocabulary=1000, max_length=100
+    )
+    assert chosen.held_back == once.held_back and chosen.trained == once.trained
 
 
 def test_what_cannot_be_learned_from_is_left_out_and_counted():

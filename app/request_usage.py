@@ -6,7 +6,7 @@ made by it, reads the request's priority and largest K from it and enters every 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Container, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -113,9 +113,12 @@ class RequestUsage:
     # Of all prompts. The copies of `n` share one, and so do the sequences of a beam search.
     prompt_tokens: int = field(default=0, init=False)
     _ended: _Totals = field(default_factory=_Totals, init=False)
+    _unfinished: Container[str] | None = field(default=None, init=False)
 
-    def enter(self, sequence: Any) -> None:
-        """Count a sequence from now on, and its prompt."""
+    def enter(self, sequence: Any, unfinished: Container[str] | None = None) -> None:
+        """Count a sequence from now on, and its prompt. `unfinished` has the ids of the sequences
+        that the engine has not finished, now and later; None: it has finished none of these."""
+        self._unfinished = unfinished
         beams = _beam_search.get()
         if sequence.request_index == 0 and not (beams is not None and beams.entered):
             self.prompt_tokens += sequence.prompt_len
@@ -191,6 +194,20 @@ class RequestUsage:
     def begun(self) -> bool:
         """Whether the engine has produced a token."""
         return self._totals.first is not None
+
+    @property
+    def in_engine(self) -> tuple[int, int]:
+        """How many sequences the engine has of it: those with a token, and those without.
+
+        Fewer than it had slots for: of `n` choices some may have ended, and an answer whose reader
+        is slow may have ended as a whole.
+        """
+        begun = [
+            sequence.stats is not None and sequence.stats.first_token_ts > 0
+            for sequence in self.sequences
+            if self._unfinished is None or sequence.request_id in self._unfinished
+        ]
+        return sum(begun), len(begun) - sum(begun)
 
     @property
     def output_tokens(self) -> int:

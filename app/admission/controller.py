@@ -69,8 +69,8 @@ class OpenRequest(Protocol):
         """Its slot in the engine, while it has one."""
 
     @property
-    def begun(self) -> bool:
-        """Whether the engine has made a token of it."""
+    def in_engine(self) -> tuple[int, int]:
+        """How many sequences the engine has of it: those with a token, and those without."""
 
     def end(self, error: ApiError) -> None:
         """Answer with an error, now."""
@@ -193,19 +193,15 @@ class AdmissionController:
         if not self.load.waiting:
             return False
         entered = [
-            (other, request.begun)
+            (other, *request.in_engine)
             for request in self.open_requests
             if (other := request.slot) is not None
         ]
-        priorities = {other.tenant.priority for other, _ in entered}
+        priorities = {other.tenant.priority for other, _, _ in entered}
         if self.load.deferred or len(priorities) > 1:
             return True
-        begun = sum(other.sequences for other, has_begun in entered if has_begun)
-        older = sum(
-            other.sequences
-            for other, has_begun in entered
-            if not has_begun and other.number < slot.number
-        )
+        begun = sum(with_token for _, with_token, _ in entered)
+        older = sum(without for other, _, without in entered if other.number < slot.number)
         return older >= self.load.running - begun
 
     def end_all(self) -> None:

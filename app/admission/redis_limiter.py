@@ -79,7 +79,8 @@ local function keep(name, limit, level)
 end
 """
 
-# KEYS: buckets, places, what the lease took. A call that was sent again takes nothing again.
+# KEYS: buckets, places, the tokens that the lease took (0 if only a request). A call that was sent
+# again takes nothing again.
 _ACQUIRE_SCRIPT = (
     _BUCKET_FUNCTIONS
     + """
@@ -89,12 +90,14 @@ local most, lease, lease_s = tonumber(ARGV[5]), ARGV[6], tonumber(ARGV[7])
 local limited, wait, never, levels = '', 0, 0, {}
 if most > 0 then
   if redis.call('ZSCORE', KEYS[2], lease) then
-    amounts.requests, most = 0, 0
+    most = 0
   elseif redis.call('ZCOUNT', KEYS[2], string.format('(%.6f', now), '+inf') >= most then
     limited, wait = 'concurrent', tonumber(ARGV[8])
   end
 end
-local charged = tonumber(redis.call('GET', KEYS[3]) or 0)
+local charged = redis.call('GET', KEYS[3])
+if charged then amounts.requests = 0 end
+charged = tonumber(charged or 0)
 amounts.tokens = math.max(0, amounts.tokens - charged)
 for _, name in ipairs({'requests', 'tokens'}) do
   local limit, amount = limits[name], amounts[name]
@@ -113,8 +116,9 @@ if limited == '' then
       keep(name, limits[name], levels[name])
     end
   end
-  if levels.tokens ~= nil and amounts.tokens > 0 then
-    redis.call('SET', KEYS[3], charged + amounts.tokens, 'EX', ARGV[9])
+  if amounts.requests > 0 or amounts.tokens > 0 then
+    local tokens = levels.tokens ~= nil and amounts.tokens or 0
+    redis.call('SET', KEYS[3], charged + tokens, 'EX', ARGV[9])
   end
   if most > 0 then
     redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now)
@@ -127,8 +131,8 @@ return {limited, tostring(wait), never, text(levels.requests), text(levels.token
 """
 )
 
-# KEYS: buckets, places, what each lease took. ARGV: the limit, then of each lease its name and what
-# it used.
+# KEYS: buckets, places, the tokens that each lease took. ARGV: the limit, then of each lease its
+# name and what it used.
 _RELEASE_SCRIPT = (
     _BUCKET_FUNCTIONS
     + """

@@ -45,11 +45,15 @@ class Deadline:
 
         self._queue = self._loop.call_later(queue_s, check)
 
-    def close(self) -> None:
-        """Stop the timers: the request has ended."""
+    def stop(self) -> None:
+        """Stop the timers: the answer is complete, though not sent."""
         self._total.cancel()
         if self._queue is not None:
             self._queue.cancel()
+
+    def close(self) -> None:
+        """Stop the timers: the request has ended, and nobody waits for `expired`."""
+        self.stop()
         self.expired.cancel()
 
     def _too_long(self, total_s: float) -> None:

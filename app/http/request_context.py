@@ -114,9 +114,9 @@ class RequestContext:
         return self._slot
 
     @property
-    def begun(self) -> bool:
-        """Whether the engine has made a token of it."""
-        return self.usage.begun
+    def in_engine(self) -> tuple[int, int]:
+        """How many sequences the engine has of it: those with a token, and those without."""
+        return self.usage.in_engine
 
     def end(self, error: ApiError) -> None:
         """Answer with an error, now: the gateway stops."""
@@ -129,9 +129,15 @@ class RequestContext:
             slot, self._slot = self._slot, None
             self._admission.queue.release(slot)
 
+    def stop_deadlines(self) -> None:
+        """Let nothing end the request any more but its client: its answer is complete."""
+        self._admission.open_requests.discard(self)
+        if self.deadline is not None:
+            self.deadline.stop()
+
     async def close(self) -> None:
         """Release everything, and settle what is not settled yet."""
-        self._admission.open_requests.discard(self)
+        self.stop_deadlines()
         if self.deadline is not None:
             self.deadline.close()
         self._count_body_bytes(-self._body_bytes)
@@ -142,6 +148,7 @@ class RequestContext:
         """Release the slot and the lease, and settle the charged tokens with what was used: the
         engine has no more work with this request. Further calls do nothing."""
         self.release_slot()
+        self.stop_deadlines()
         if not self._lease:
             return
         tenant, lease, self._lease = self.identity.tenant, self._lease, ""

@@ -82,7 +82,7 @@ class GatewayLLM(AsyncLLM):
             sequence = self.output_processor.request_states[request.request_id]
             hold_back_beginnings_only(sequence.detokenizer)
             if usage is not None:
-                usage.enter(sequence)
+                usage.enter(sequence, self.output_processor.request_states)
                 self._watch(sequence, request.sampling_params)
                 captures = usage.captured_as is not None and not searches_with_beams()
                 if captures and follow(request, sequence):

@@ -120,7 +120,10 @@ async def handle_body(request: Request, endpoint: Endpoint, body: Body) -> Respo
         stream.cut_at(deadline.expired, as_event)
         return EventResponse(stream, {"server-timing": context.server_timing()})
 
-    return await _in_time(request, work(), deadline.expired)
+    response = await _in_time(request, work(), deadline.expired)
+    if not isinstance(response, EventResponse):
+        context.stop_deadlines()
+    return response
 
 
 def _cost(

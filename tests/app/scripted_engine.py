@@ -117,7 +117,7 @@ class ScriptedEngine:
             if parent is not None:
                 child.request_id, child.sampling_params = parent.get_child_info(index)
             processor.add_request(child, None, parent, index, queue)
-            usage.enter(processor.request_states[child.request_id])
+            usage.enter(processor.request_states[child.request_id], processor.request_states)
             if reports_tokens(params):
                 watch(usage.sequences[-1])
             if reports_logprobs(params):

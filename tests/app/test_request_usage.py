@@ -45,6 +45,24 @@ def used_by(*sequences: Any) -> RequestUsage:
     return usage
 
 
+def test_sequences_that_the_engine_has_are_told_from_those_that_it_had() -> None:
+    usage, unfinished = RequestUsage(), {"a", "b", "c"}
+    for name, first in (("a", 1.0), ("b", 0.0), ("c", 1.0)):
+        each = sequence(first_token_ts=first)
+        each.request_id = each.external_req_id = name
+        usage.enter(each, unfinished)
+    without_statistics = sequence()
+    without_statistics.request_id, without_statistics.stats = "d", None
+    usage.enter(without_statistics, unfinished)
+    assert usage.in_engine == (2, 1)
+    unfinished.add("d")
+    assert usage.in_engine == (2, 2)
+    unfinished.remove("a")  # and the reader has not come so far
+    assert usage.in_engine == (1, 2)
+    usage.end("c")
+    assert usage.in_engine == (0, 2)
+
+
 def test_copies_of_one_prompt_share_it_and_prompts_do_not() -> None:
     usage = used_by(sequence(0, 5, 3), sequence(1, 5, 4), sequence(0, 7, 1))
     assert (usage.prompt_tokens, usage.output_tokens) == (12, 8)

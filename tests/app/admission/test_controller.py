@@ -1,12 +1,16 @@
-"""How many sequences may run and how many requests may wait, by default and as set."""
+"""How many sequences may run and requests may wait, and which requests the engine has begun."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import pytest
 
 from app.admission.controller import AdmissionController
+from app.admission.queue import Slot
 from app.admission.tenants import Tenant
 from app.engine.configuration.capacity import server_defaults, step_shape
+from app.errors import ApiError
 from app.llm.engine_load import EngineLoad
 from app.settings import load as load_settings
 
@@ -30,6 +34,45 @@ def test_there_are_connections_for_all_that_the_largest_default_batch_and_its_qu
     settings = load_settings({}, {})
     queue = AdmissionController(settings, EngineLoad(capacity=shape.sequences)).queue
     assert settings.server.max_connections >= queue.slots() + queue.max_waiting(False)
+
+
+@dataclass(eq=False)
+class Request:
+    """A request as the controller sees it."""
+
+    slot: Slot
+    in_engine: tuple[int, int]
+
+    def end(self, error: ApiError) -> None:
+        raise AssertionError(error)
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        [],
+        [(1, (1, 0))],  # decodes
+        [(1, (0, 0))],  # the engine is done with it, its reader is not
+        [(4, (1, 0))],  # three of its four choices have ended
+        [(4, (1, 1))],  # and one has not begun
+    ],
+)
+def test_a_prompt_that_is_being_read_does_not_wait_and_those_behind_it_do(
+    before: list[tuple[int, tuple[int, int]]],
+) -> None:
+    """The fault: slots counted for sequences, so that of a request with some that had ended too
+    many seemed to run, and the prompt that was being read was ended with queue_timeout."""
+    admission, tenant = controller(), Tenant(name="a")
+    slots = []
+    for sequences, in_engine in [*before, (1, (0, 1)), (1, (0, 1))]:
+        slots.append(Slot(tenant, sequences, 0.0, len(slots)))
+        admission.open_requests.add(Request(slots[-1], in_engine))
+    running = sum(sum(in_engine) for _, in_engine in before) + 1
+    assert isinstance(admission.load, EngineLoad)
+    admission.load.update(0, running=running, queued=1, deferred=0, kv_usage=0.5)
+    *_, is_read, waits = slots
+    assert not admission.may_wait(is_read)
+    assert admission.may_wait(waits)
 
 
 KEYS = """

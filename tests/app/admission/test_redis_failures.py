@@ -6,6 +6,7 @@ A real redis-server, behind a connection that the tests cut.
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -316,6 +317,34 @@ async def test_a_call_that_was_sent_again_takes_nothing_again(
             assert (await gateways.other.acquire(tenant, quota)).limited is None
         await gateways.other.release(tenant, "a", used=50)
         assert 550 <= await tokens_left(gateways.other, tenant) <= 570
+
+
+@pytest.mark.parametrize(
+    ("limit", "limited"),
+    [
+        ("requests_per_minute", "requests"),
+        ("tokens_per_minute", "tokens"),
+        ("max_concurrent", "concurrent"),
+    ],
+)
+async def test_a_call_that_was_sent_again_takes_nothing_again_of_any_limit(
+    redis_url: str, limit: str, limited: str
+) -> None:
+    """The fault: without `max_concurrent` a request whose connection broke counted as two, and was
+    refused where a minute has one. The request comes first, its tokens later."""
+    tenant = Tenant.model_validate({"name": uuid.uuid4().hex, limit: 1})
+    async with connected(redis_url) as gateways:
+        for quota in (
+            QuotaRequest(requests=1, concurrent=True, lease="a"),
+            QuotaRequest(tokens=1, lease="a"),
+        ):
+            for _ in range(2):
+                assert (await gateways.other.acquire(tenant, quota)).limited is None
+        another = QuotaRequest(requests=1, tokens=1, concurrent=True, lease="b")
+        assert (await gateways.other.acquire(tenant, another)).limited == limited
+        await gateways.other.release(tenant, "a", used=0)
+        keys = [key async for key in gateways.other._redis.scan_iter(f"*{tenant.name}*charge*")]
+        assert keys == []
 
 
 async def test_places_of_a_gateway_that_died_end_soon_and_those_of_others_do_not(

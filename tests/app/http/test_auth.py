@@ -20,6 +20,7 @@ from app.http.admin import admin_only
 from app.http.request_context import RequestContext
 from app.llm.engine_load import EngineLoad
 from app.main import create_app
+from app.observability import metrics
 from app.settings import load
 from tests.app.http.fake_operation import PATH, FakeEngine, scope_of_post
 from tests.app.keys_file import tenant
@@ -365,6 +366,41 @@ def test_a_stream_that_is_generated_holds_nothing_while_it_is_read() -> None:
         assert 969 < level < 1000, "each is charged for 15 tokens, and settled once"
 
     run(check, "max_concurrent = 1\ntokens_per_minute = 1000")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_no_deadline_ends_a_complete_answer_that_is_being_read(stream: bool) -> None:
+    """The fault: a slow reader's answer counted among the requests that a deadline had ended, with
+    its time over or the gateway stopping, and arrived whole."""
+
+    async def check(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+        app: Any = client._transport
+        inbox: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        body = {"prompt": "x", "used": 5, "stream": stream}
+        inbox.put_nowait({"type": "http.request", "body": json.dumps(body).encode()})
+        begins, reads, sent = asyncio.Event(), asyncio.Event(), b""
+
+        async def send(message: Any) -> None:
+            nonlocal sent
+            if message["type"] == "http.response.body":
+                begins.set()
+                await reads.wait()
+                sent += message["body"]
+
+        counted = {kind: metrics.EXPIRED.labels(kind)._value.get() for kind in ("total", "drain")}
+        scope = scope_of_post(authorization=f"Bearer {KEY}")
+        request = asyncio.create_task(app.app(scope, inbox.get, send))
+        await begins.wait()
+        await soon(lambda: not engine.fake.running)
+        await let_pass(11)
+        app.app.state.admission.end_all()
+        reads.set()
+        await request
+        assert sent.endswith(b"[DONE]\n\n" if stream else b'{"ok":true}')
+        for kind, before in counted.items():
+            assert metrics.EXPIRED.labels(kind)._value.get() == before
+
+    run(check, request_timeout_s="10")
 
 
 def test_tokens_are_settled() -> None:

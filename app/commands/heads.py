@@ -88,7 +88,7 @@ def _export(lineage: Lineage, number: int | None, out: Path) -> None:
         shared = json.dumps(_without_tenants(generation.provenance), indent=2)
         (copy / "provenance.json").write_text(shared + "\n")
         copy.rename(out)  # it appears whole
-    print(f"wrote {out}; next: aerie serve --drafter {out}")
+    print(f"wrote {out}; next: aerie serve --drafter {out}, with its model")
 
 
 def _without_tenants(value: Any) -> Any:

@@ -262,6 +262,21 @@ def test_cached_prompts_are_read_once_by_a_method_that_drafts(tmp_path: Path) ->
     assert before[-1] == "throughput"
 
 
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["--methods", "none,off"], "methods of one server"),
+        (["--methods", "off,k:1", "--cached-prompts"], "no --cached-prompts"),
+    ],
+)
+def test_turns_that_would_be_unfair_are_refused(
+    options: list[str], why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / "a.jsonl")
+    assert sweep_methods.main([*options, "--switchback", "--out", out]) == 1
+    assert why in capsys.readouterr().err
+
+
 def test_cached_prompts_of_a_small_file_are_read_once_each(tmp_path: Path) -> None:
     file = tmp_path / "few.jsonl"
     file.write_text("".join(json.dumps({"prompt": f"prompt {i}"}) + "\n" for i in range(3)))

@@ -201,12 +201,14 @@ def moving(name: str, seed: int, replicas: int = 1, place: Place | None = None) 
         return made[-1]
 
     speed, totals = value(adapting)
-    state = made[-1].snapshot()
+    states = [controller.snapshot() for controller in made]
+    probe_s = sum(state["probe_seconds"] for state in states)
+    busy_s = sum(state["busy_seconds"] for state in states)
     return Moving(
         name,
         fixed,
         speed,
         value(lambda rng: Oracle(hardware, survival, k_max))[0],
-        state["probe_seconds"] / state["busy_seconds"],
+        probe_s / busy_s,
         totals.timeline,
     )

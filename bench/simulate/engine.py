@@ -200,7 +200,8 @@ class SimulatedEngine:
                 hits = bisect_left(request.survival, -draw(), hi=drafted, key=float.__neg__)
                 offers[drafted] += 1
                 ends[hits] += 1
-                self.totals.expected_tokens += sum(request.survival[:drafted])
+                left = min(drafted, request.output - 1)  # of drafts that may become tokens
+                self.totals.expected_tokens += sum(request.survival[:left])
             tokens = min(hits + 1, request.output)
             made += tokens
             request.output -= tokens

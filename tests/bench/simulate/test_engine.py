@@ -47,6 +47,15 @@ def test_every_request_is_answered_to_its_last_token() -> None:
     assert max(requests for _, requests, _ in totals.timeline) == 5
 
 
+def test_expected_tokens_end_with_the_request() -> None:
+    """The fault: drafts beyond a request's last token counted, the more the larger K was."""
+    for output in (1, 2, 4):
+        trace = Rounds([(4, 4000)], lambda length=output: Request(CODE, 700, length))
+        totals = SimulatedEngine(CPU, Fixed(5, 7), trace, random.Random(0)).run()
+        assert totals.tokens == 4000 * output
+        assert totals.expected_tokens == pytest.approx(totals.tokens, rel=0.02)
+
+
 def test_observations_come_in_order_and_late_when_asynchronous() -> None:
     class Recorder(Fixed):
         seen: int = 0

@@ -30,7 +30,7 @@ export const PHASES = {
   failed: "The engine could not be started",
 };
 
-const LOST = "The connection to the gateway was lost.";
+export const LOST = "The connection to the gateway was lost.";
 export const CUT = "The connection was lost before the answer was complete. What had come is kept.";
 
 const seconds = (n) => (n === 1 ? "1 second" : `${n} seconds`);
@@ -66,7 +66,7 @@ export async function request(path, { method = "GET", body, signal } = {}) {
   try {
     response = await fetch(path, { method, headers, signal, body: body && JSON.stringify(body) });
   } catch (error) {
-    if (signal?.aborted) throw error;
+    if (signal?.aborted && error.name !== "TimeoutError") throw error;
     throw new Problem(LOST);
   }
   if (response.ok) return response;

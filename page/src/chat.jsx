@@ -16,10 +16,13 @@ const marks = new Store(true);
 
 function bodyOf(turns, now) {
   const { system, temperature, maxTokens, maxK } = options.value;
-  const messages = turns.flatMap(({ question, answer }) => [
-    { role: "user", content: question },
-    ...(answer?.text ? [{ role: "assistant", content: answer.text }] : []),
-  ]);
+  const messages = [];
+  for (const { question, answer } of turns) {
+    // Templates may refuse two messages of the user in a row: a question without an answer goes with the next one.
+    if (messages.at(-1)?.role === "user") messages.at(-1).content += `\n\n${question}`;
+    else messages.push({ role: "user", content: question });
+    if (answer?.text) messages.push({ role: "assistant", content: answer.text });
+  }
   if (system.trim()) messages.unshift({ role: "system", content: system.trim() });
   return {
     model: now?.model,
@@ -85,7 +88,9 @@ export function Chat() {
         <textarea id="question" ref={field} rows="1" value={draft} placeholder="Ask the model"
           onInput={(e) => setDraft(e.target.value)}
           onKeyDown={(e) => {
-            if (e.key === "Enter" && !e.shiftKey && !e.isComposing) { e.preventDefault(); send(); }
+            // 229: Safari's key that ends the writing of a word in an input method, when nothing is composed any more.
+            const composes = e.isComposing || e.keyCode === 229;
+            if (e.key === "Enter" && !e.shiftKey && !composes) { e.preventDefault(); send(); }
           }} />
         <div class="row">
           <Settings />

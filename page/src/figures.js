@@ -1,9 +1,10 @@
 // What the gateway is doing: one small request a second while somebody looks, kept for two minutes.
-import { access, Problem, request } from "./api.js";
+import { access, LOST, Problem, request } from "./api.js";
 import { Store } from "./store.js";
 
 export const SPAN_S = 120;
 const SMOOTHED_OVER_S = 3;
+const PATIENCE_MS = 10_000; // with a gateway that says nothing
 
 /** `now`: the newest answer of /page/figures. `samples`: what the charts show, oldest first. */
 export const figures = new Store({ now: null, problem: null, samples: [] });
@@ -66,7 +67,8 @@ async function poll() {
   // A page that was out of sight knows nothing of that time: its lines have a gap there.
   if (kept.length && t - kept.at(-1).t > 3) kept.push(nothing(t - 1));
   try {
-    const now = await (await request("/page/figures")).json();
+    const response = await request("/page/figures", { signal: AbortSignal.timeout(PATIENCE_MS) });
+    const now = await response.json().catch(() => { throw new Problem(LOST); });
     figures.set({ now, problem: null, samples: [...kept, sampleOf(now, t)] });
   } catch (problem) {
     if (!(problem instanceof Problem)) throw problem;

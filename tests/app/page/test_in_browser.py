@@ -533,6 +533,51 @@ def test_a_gateway_that_is_gone_is_named(page: Page) -> None:
     page.tab.locator(".status .words", has_text="Ready").wait_for()
 
 
+def test_a_gateway_that_says_nothing_is_named(page: Page) -> None:
+    """The fault: the page said "Ready" over figures that stood still, and never asked again."""
+    page.tab.add_init_script(
+        "const timeout = AbortSignal.timeout;"
+        "AbortSignal.timeout = (ms) => timeout.call(AbortSignal, ms / 20);"
+    )
+    page.open()
+    page.expected = (0,)
+    silent = "**/page/figures"
+    page.tab.route(silent, lambda route: None)
+    page.tab.locator(".status .words", has_text="cannot be reached").wait_for()
+    page.tab.unroute(silent)
+    page.tab.locator(".status .words", has_text="Ready").wait_for()
+
+
+def test_a_question_without_an_answer_goes_with_the_next_one(page: Page) -> None:
+    """Catches: two messages of the user in a row, which the templates of some models refuse."""
+    bodies: list[Any] = []
+    page.open()
+    page.expected = (0,)
+    page.tab.route("**/v1/chat/completions", lambda route: route.abort())
+    page.ask("First")
+    page.tab.get_by_text("The connection to the gateway was lost.").wait_for()
+    page.tab.unroute("**/v1/chat/completions")
+    page.tab.on("request", lambda sent: bodies.append(sent.post_data_json))
+    page.ask("Second").answered()
+    page.ask("Third").answered()
+    sent = [body["messages"] for body in bodies if body and "messages" in body]
+    assert sent[0] == [{"role": "user", "content": "First\n\nSecond"}]
+    assert [message["role"] for message in sent[1]] == ["user", "assistant", "user"]
+
+
+def test_the_end_of_a_word_in_an_input_method_sends_nothing(page: Page) -> None:
+    """Safari ends the composition before the key that ends it, whose code is 229."""
+    page.open()
+    field = page.tab.get_by_label("Message")
+    field.fill("ni")
+    for code, left in ((229, "ni"), (13, "")):
+        field.dispatch_event("keydown", {"key": "Enter", "keyCode": code})
+        page.tab.wait_for_function(
+            "left => document.querySelector('#question').value === left", arg=left
+        )
+    assert page.tab.locator(".turns li").count() == 1
+
+
 def test_a_limit_tells_how_long_to_wait(chromium: Any, tmp_path: Path) -> None:
     with keyed_page(chromium, tmp_path, 401, 429, requests_per_minute=1) as (page, secret):
         page.tab.goto(page.url)

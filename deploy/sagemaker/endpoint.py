@@ -70,7 +70,12 @@ class DesiredEndpoint:
         settings, about = of_preset(self.preset), about_preset(self.preset)
         asked = self.environment.get("AERIE_TENSOR_PARALLEL_SIZE")
         asked = asked or self.environment.get("SM_VLLM_TENSOR_PARALLEL_SIZE")
-        wanted = int(asked or settings.engine.tensor_parallel_size)
+        try:
+            wanted = int(asked or settings.engine.tensor_parallel_size)
+        except ValueError:
+            raise DeployError(f"AERIE_TENSOR_PARALLEL_SIZE is {asked!r}, no number") from None
+        if wanted > gpus:
+            raise DeployError(f"{self.instance_type} has {gpus} GPUs, and not {wanted}")
         fewest = fewest_gpus(settings, about, gib, most=gpus)
         if fewest is None or fewest > wanted:
             needed = need(settings, about, wanted, gib)

@@ -122,9 +122,15 @@ def test_lint() -> None:
         (["--set-json", "autoscaling.speedup=1.5"], "only kind keda"),
         (["--set", "service.sessionAffinity=Cookie"], "sessionAffinity"),
         (
-            ["--set", "serviceMonitor.enabled=true,keys.text=a,config.admission.public_paths=/x"],
+            [
+                *("--set", "serviceMonitor.enabled=true,keys.text=a"),
+                *("--set-string", r"config.admission.public_paths=/livez\, /readyz"),
+            ],
             "serviceMonitor.apiKey",
         ),
+        (["--set", "keys.text=a,config.admission.public_paths=/metrics"], "asks /livez"),
+        (["--set", r"keys.text=a,config.admission.public_paths=/livez\,/x"], "asks /readyz"),
+        (["--set", "keys.text=a", "--set-string", "config.admission.public_paths="], "asks /livez"),
         (["--set", "config.server.port=1"], "the chart sets it"),
         (["--set", "config.learning.learn=/var/cache/aerie/learn"], "strategy.type Recreate"),
         (
@@ -193,6 +199,12 @@ def test_the_notes_say_that_pods_do_not_share_kept_responses(values: str, severa
     done = helm("install", "aerie", str(CHART), "--dry-run=client", *IMAGE, "--set", values)
     assert done.returncode == 0, done.stderr
     assert ("previous_response_id" in done.stdout) is several
+    assert "counts quotas by itself" not in done.stdout  # there are no keys
+    for redis, warned in (("", several), ("redis://r", False)):
+        keyed = f"keys.text=a,redis.url={redis},{values}"
+        done = helm("install", "aerie", str(CHART), "--dry-run=client", *IMAGE, "--set", keyed)
+        assert done.returncode == 0, done.stderr
+        assert ("counts quotas by itself" in done.stdout) is warned
 
 
 @needs_helm

@@ -205,6 +205,10 @@ def test_artefacts_in_s3_become_the_model_folder(endpoint: Endpoint, session: An
     assert model["ModelDataSource"]["S3DataSource"]["S3Uri"] == "s3://bucket/pair/"
 
 
+FOUR_GPUS = {"instance_type": "ml.g6e.12xlarge"}
+TENSOR = "AERIE_TENSOR_PARALLEL_SIZE"
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -213,6 +217,8 @@ def test_artefacts_in_s3_become_the_model_folder(endpoint: Endpoint, session: An
             {"instance_type": "ml.g6e.12xlarge", "preset": "gpt-oss-120b"},
             "--env AERIE_TENSOR_PARALLEL_SIZE=2",
         ),
+        ({**FOUR_GPUS, "environment": {TENSOR: "8"}}, "has 4 GPUs, and not 8"),
+        ({**FOUR_GPUS, "environment": {TENSOR: "all"}}, "'all', no number"),
         ({"startup_s": 7200}, "60 to 3600"),
         ({"model_data": "s3://bucket/pair"}, "with a slash"),
     ],

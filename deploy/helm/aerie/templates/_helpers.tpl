@@ -87,9 +87,17 @@ is 9/8 of max_num_seqs. That is 128 in the presets. */ -}}
 {{- if and .Values.autoscaling.speedup (ne .Values.autoscaling.kind "keda") }}
 {{- fail "autoscaling.speedup: only kind keda looks at it" }}
 {{- end }}
-{{- $public := (.Values.config.admission | default dict).public_paths | default "/metrics" }}
-{{- if and .Values.serviceMonitor.enabled (include "aerie.keysSecret" .) (not .Values.serviceMonitor.apiKey.existingSecret) (not (has "/metrics" (splitList "," (nospace $public)))) }}
+{{- $admission := .Values.config.admission | default dict }}
+{{- if and (include "aerie.keysSecret" .) (hasKey $admission "public_paths") }}
+{{- $public := splitList "," (nospace (toString $admission.public_paths)) }}
+{{- range list "/livez" "/readyz" }}
+{{- if not (has . $public) }}
+{{- fail (printf "config.admission.public_paths: the kubelet asks %s without a key, and would restart the pod or never send it requests" .) }}
+{{- end }}
+{{- end }}
+{{- if and .Values.serviceMonitor.enabled (not .Values.serviceMonitor.apiKey.existingSecret) (not (has "/metrics" $public)) }}
 {{- fail "serviceMonitor: config.admission.public_paths leaves /metrics to those with a key; give one in serviceMonitor.apiKey.existingSecret" }}
+{{- end }}
 {{- end }}
 {{- range $section, $name := dict "server" (list "host" "port" "drain_timeout_s") "engine" (list "tensor_parallel_size") "admission" (list "api_key" "keys" "keys_file" "redis_url") }}
 {{- range $name }}

@@ -17,7 +17,6 @@ from vllm.engine.protocol import EngineClient
 from vllm.entrypoints.openai.models.protocol import BaseModelPath
 from vllm.entrypoints.openai.models.serving import OpenAIServingModels
 from vllm.renderers.chat_utils import ChatTemplateResolutionError, load_chat_template
-from vllm.renderers.online_renderer import OnlineRenderer
 from vllm.renderers.params import ChatParams
 from vllm.utils.mistral import is_mistral_tokenizer
 
@@ -26,6 +25,7 @@ from app.declaration.model_facts import ModelFacts
 from app.declaration.request_checks import check_request
 from app.llm import vllm_errors
 from app.serving.operation import Operation
+from app.serving.renderer import Renderer
 from app.serving.schemas import request_schemas
 from app.settings import Settings
 from app.validation.output_limit import OutputLimit
@@ -140,7 +140,7 @@ def _parts(engine: EngineClient, settings: Settings) -> ServingParts:
         "tool_strict_level": settings.model.tool_strict_level,
         "reasoning_parser": settings.model.reasoning_parser or "",
     }
-    renderer = OnlineRenderer(
+    renderer = Renderer(
         model_config=engine.model_config,
         renderer=engine.renderer,
         request_logger=None,

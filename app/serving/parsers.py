@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from vllm.entrypoints.generate.base.protocol import DeltaMessage, FunctionCall
+from vllm.parser.harmony import HarmonyParser
 from vllm.tool_parsers.hermes_tool_parser import Hermes2ProToolParser
 
 from app.serving.deltas import calls_of
+from app.serving.harmony import GatewayHarmonyParser
 from app.serving.hermes import HermesToolParser
 
 Parsed = tuple[str | None, str | None, list[FunctionCall] | None]
@@ -22,6 +24,8 @@ def consistent(parser: type | None) -> Any:
     answers with a cut tool call, and the first delta of a call."""
     if parser is None:
         return None
+    if parser is HarmonyParser:
+        parser = GatewayHarmonyParser
     tool_parser = getattr(parser, "tool_parser_cls", None)
     replaced = {"tool_parser_cls": _REPLACED.get(tool_parser, tool_parser)} if tool_parser else {}
     return type(parser.__name__, (_Consistent, parser), replaced)
@@ -113,7 +117,7 @@ class _Consistent:
         finished: bool,
     ) -> DeltaMessage | None:
         """The next delta of a stream. The first one of a call always has arguments, empty if need
-        be, as clients that concatenate them expect."""
+        be, as clients that concatenate them expect. There is none with `tool_choice` "none"."""
         delta: DeltaMessage | None = super().parse_delta(  # type: ignore[misc]
             delta_text, delta_token_ids, request, prompt_token_ids, finished=finished
         )
@@ -125,6 +129,9 @@ class _Consistent:
             delta.content = (delta.content or "") + held
         if delta is None or not delta.tool_calls:
             return delta
+        if request.tool_choice == "none":  # HarmonyParser finds them all the same
+            delta.tool_calls = []
+            return delta if delta.content or delta.reasoning else None
         self._deltas.append(delta)
         for call in delta.tool_calls:
             if call.function is not None and call.function.name and call.function.arguments is None:

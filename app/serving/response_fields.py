@@ -15,6 +15,7 @@ _NOT_NULL_IN_TOOLS = frozenset(
     {"allowed_callers", "async", "defer_loading", "description", "format", "output_schema"}
 )
 _NOT_NULL_IN_ITEMS = ("async", "caller", "namespace", "phase", "status")
+_OF_EVENTS = ("output_index", "sequence_number")
 _TEXT = {"format": {"type": "text"}}
 
 
@@ -55,8 +56,11 @@ def _published_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def published_item(item: Mapping[str, Any]) -> dict[str, Any]:
-    """An item of the output without nulls; its texts have a list of logprobs, empty if need be."""
+    """An item of the output without nulls, and without fields of the event that brought it, which
+    vLLM puts into calls of gpt-oss; its texts have a list of logprobs, empty if need be."""
     found = _without_nulls(item, _NOT_NULL_IN_ITEMS)
+    for name in _OF_EVENTS:
+        found.pop(name, None)
     if found.get("type") == "message":
         found["content"] = [published_part(part) for part in found["content"]]
     return found

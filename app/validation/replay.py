@@ -81,7 +81,7 @@ def chat_messages(messages: Sequence[Item], *, any_arguments: bool = False) -> l
                 calls += 1
                 _modernise(message, f"messages[{index}]", calls)
             message.pop("function_call", None)
-            _add_refusal(message)
+            _refusals_as_text(message)
             if "reasoning" not in message and message.get("reasoning_content") is not None:
                 message["reasoning"] = message.pop("reasoning_content")
             if not any_arguments:
@@ -115,16 +115,26 @@ def _modernise(message: Item, where: str, number: int) -> None:
     ]
 
 
-def _add_refusal(message: Item) -> None:
-    """Make a refusal the last part of the content."""
+def _refusals_as_text(message: Item) -> None:
+    """Make a refusal the last part of the content, and parts of refusals parts of text, which all
+    prompt formats read."""
+    content = message.get("content")
+    if isinstance(content, list):
+        content = message["content"] = [_refusal_as_text(part) for part in content]
     refusal = message.pop("refusal", None)
     if not isinstance(refusal, str) or not refusal:
         return
-    content = message.get("content")
     if isinstance(content, list):
-        message["content"] = [*content, {"type": "refusal", "refusal": refusal}]
+        message["content"] = [*content, {"type": "text", "text": refusal}]
     else:
         message["content"] = f"{content}\n{refusal}" if content else refusal
+
+
+def _refusal_as_text(part: Any) -> Any:
+    if not isinstance(part, dict) or part.get("type") != "refusal":
+        return part
+    refusal = part.get("refusal")
+    return {"type": "text", "text": refusal} if isinstance(refusal, str) else part
 
 
 def _with_object_arguments(message: Item) -> Item:

@@ -1,0 +1,224 @@
+"""Answers and prompts of gpt-oss, whose Harmony format vLLM reads by tokens and not by text."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.entrypoints.openai.parser.harmony_utils import get_encoding
+from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
+from vllm.exceptions import VLLMValidationError
+from vllm.parser import ParserManager
+
+from app.serving.parsers import consistent
+from app.serving.renderer import Renderer
+from app.serving.response_fields import published_event
+
+FINAL = "<|start|>assistant<|channel|>final<|message|>"
+CALL = (
+    "<|start|>assistant to=functions.f<|channel|>commentary <|constrain|>json<|message|>"
+    '{"a": 1}<|call|>'
+)
+FUNCTION = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+
+
+def tokens(text: str) -> list[int]:
+    return list(get_encoding().encode(text, allowed_special="all"))
+
+
+def chat(**fields: Any) -> ChatCompletionRequest:
+    given = {"model": "m", "messages": [{"role": "user", "content": "hi"}], **fields}
+    return ChatCompletionRequest.model_validate(given)
+
+
+def parser(request: Any) -> Any:
+    made = ParserManager.get_parser(
+        tool_parser_name="openai", reasoning_parser_name="openai_gptoss",
+        enable_auto_tools=True, model_name="m", is_harmony=True,
+    )  # fmt: skip
+    tokenizer = SimpleNamespace(get_vocab=dict, decode=get_encoding().decode)
+    return consistent(made)(tokenizer, request.tools)
+
+
+def whole(text: str, request: Any) -> tuple[str | None, str | None, list[Any] | None]:
+    found = parser(request).parse("", request, True, tokens(text))
+    return found[0], found[1], found[2]
+
+
+def streamed(text: str, request: Any, size: int) -> tuple[str, str, int]:
+    """Reasoning, content and the number of calls of a stream of `size` tokens an event."""
+    made, ids = parser(request), tokens(text)
+    pieces = [ids[i : i + size] for i in range(0, len(ids), size)]
+    deltas = [
+        made.parse_delta("", piece, request, [], finished=piece is pieces[-1]) for piece in pieces
+    ]
+    there = [delta for delta in deltas if delta is not None]
+    assert all(delta.reasoning or delta.content or delta.tool_calls for delta in there)
+    calls = [call for delta in there for call in delta.tool_calls if call.function.name]
+    return (
+        "".join(delta.reasoning or "" for delta in there),
+        "".join(delta.content or "" for delta in there),
+        len(calls),
+    )
+
+
+THOUGHT = "<|channel|>analysis<|message|>Say it.<|end|>"
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 100])
+@pytest.mark.parametrize(
+    ("text", "stop", "expected"),
+    [
+        (f"{THOUGHT}{FINAL}One. Two.", ["Two."], ("Say it.", "One. ")),
+        # The last token goes on behind the stop string.
+        (f"{THOUGHT}{FINAL}One. Two", ["T"], ("Say it.", "One. ")),
+        (
+            f"{THOUGHT}{FINAL}One\n\nTwo",
+            "\n\n",
+            ("Say it.", "One\n\nTwo"),
+        ),  # it goes on: min_tokens
+        (f"{THOUGHT}{FINAL}One\n\n", ["x", "\n\n"], ("Say it.", "One")),
+        (f"{THOUGHT}{FINAL}One END", ["ENDED"], ("Say it.", "One END")),
+        (f"{THOUGHT}{FINAL}Two.", ["Two."], ("Say it.", "")),
+        ("<|channel|>analysis<|message|>Say STOP", ["STOP"], ("Say ", "")),
+        (f"<|channel|>analysis<|message|>A STO<|end|>{FINAL}B", ["STOP"], ("A STO", "B")),
+        (f"{THOUGHT}{FINAL}One", None, ("Say it.", "One")),
+    ],
+)
+def test_answers_end_before_their_stop_string(
+    text: str, stop: Any, expected: tuple[str, str], size: int
+) -> None:
+    """The fault: vLLM cuts it off the text, and this format is read by tokens."""
+    request = chat(stop=stop)
+    reasoning, content, calls = whole(text, request)
+    assert (reasoning or "", content or "", calls) == (*expected, None)
+    assert streamed(text, request, size) == (*expected, 0)
+
+
+def test_a_stop_string_that_is_asked_for_stays() -> None:
+    text, request = f"{FINAL}One END", chat(stop=["END"], include_stop_str_in_output=True)
+    assert whole(text, request)[1] == "One END"
+    assert streamed(text, request, 1)[1] == "One END"
+
+
+@pytest.mark.parametrize("choice", ["none", "auto"])
+def test_without_a_choice_of_tools_there_are_no_calls(choice: str) -> None:
+    request = chat(tools=[FUNCTION], tool_choice=choice)
+    assert streamed(THOUGHT + CALL, request, 3)[2] == (choice == "auto")
+
+
+class Harmony(Renderer):
+    """A renderer of such a model, without its weights and tokenizer."""
+
+    def __init__(self, length: int = 1000) -> None:
+        self.use_harmony = self.exclude_tools_when_tool_choice_none = True
+        self.supports_browsing = self.supports_code_interpreter = False
+        self.parser = None
+        self.model_config = SimpleNamespace(  # type: ignore[assignment]
+            max_model_len=length, encoder_config=None, is_encoder_decoder=False
+        )
+        tokenizer = SimpleNamespace(truncation_side="left")  # as vLLM loads them
+        self.renderer = SimpleNamespace(tokenizer=tokenizer)  # type: ignore[assignment]
+
+
+def prompt_of(request: ChatCompletionRequest, **given: Any) -> list[int]:
+    _, (prompt,) = Harmony(**given)._make_request_with_harmony(request)
+    ids: list[int] = prompt["prompt_token_ids"]
+    return ids
+
+
+def test_prompts_are_cut_where_that_is_asked_for() -> None:
+    long = [{"role": "user", "content": "word " * 50}]
+    whole_prompt = prompt_of(chat(messages=long))
+    assert prompt_of(chat(messages=long, truncate_prompt_tokens=20)) == whole_prompt[-20:]
+    assert (
+        len(prompt_of(chat(messages=long, truncate_prompt_tokens=-1, max_tokens=8), length=60))
+        <= 60
+    )
+
+
+BEGUN = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": '{"a'}]
+OPEN = {"continue_final_message": True, "add_generation_prompt": False}
+
+
+def test_an_answer_that_was_begun_is_continued() -> None:
+    """The fault: a second answer came behind the first, for clients that join both."""
+    request = chat(messages=BEGUN, **OPEN)
+    prompt = prompt_of(request)
+    assert get_encoding().decode(prompt).endswith('<|channel|>final<|message|>{"a')
+    made, rest = parser(request), tokens('": 1}')
+    made.set_prompt_token_ids(prompt)
+    assert made.parse("", request, True, rest) == (None, '": 1}', None)
+    made = parser(request)
+    deltas = [
+        made.parse_delta("", [token], request, prompt, finished=token is rest[-1]) for token in rest
+    ]
+    assert "".join(delta.content for delta in deltas if delta is not None) == '": 1}'
+
+
+def test_other_answers_begin_with_their_channel_whatever_is_said_of_the_prompt() -> None:
+    request = chat()
+    made = parser(request)
+    made.set_prompt_token_ids(prompt_of(request))
+    assert made.parse("", request, True, tokens(THOUGHT + FINAL + "x")) == ("Say it.", "x", None)
+
+
+def test_what_is_no_message_of_the_assistant_is_not_continued() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    messages = [*BEGUN[:1], {"role": "assistant", "tool_calls": [call]}]
+    with pytest.raises(VLLMValidationError, match="can continue only") as refused:
+        prompt_of(chat(messages=messages, **OPEN))
+    assert refused.value.parameter == "messages"
+
+
+def responses(**fields: Any) -> ResponsesRequest:
+    return ResponsesRequest.model_validate({"model": "m", "input": "hi", **fields})
+
+
+@pytest.mark.parametrize(
+    ("fields", "parameter"),
+    [
+        ({"stop": ["END"]}, "stop"),
+        ({"include_reasoning": False}, "include_reasoning"),
+    ],
+)  # fmt: skip
+def test_what_responses_would_pass_over_is_refused(fields: dict[str, Any], parameter: str) -> None:
+    with pytest.raises(VLLMValidationError) as refused:
+        rendered(responses(**fields))
+    assert refused.value.parameter == parameter
+
+
+def rendered(request: ResponsesRequest) -> str:
+    result = Harmony()._render_responses_with_harmony(
+        request, previous_messages=None, previous_response_outputs=None, tool_server=None
+    )
+    return str(get_encoding().decode(result.engine_input["prompt_token_ids"]))
+
+
+def test_an_incomplete_message_in_responses_is_continued() -> None:
+    message = {
+        "type": "message", "role": "assistant", "id": "1", "status": "incomplete",
+        "content": [{"type": "output_text", "text": '{"a', "annotations": []}],
+    }  # fmt: skip
+    text = rendered(responses(input=[{"role": "user", "content": "hi"}, message]))
+    assert text.endswith('<|channel|>final<|message|>{"a')
+
+
+def test_responses_that_choose_no_tool_are_told_of_none() -> None:
+    tool = {"type": "function", "name": "frobnicate", "parameters": {"type": "object"}}
+    for choice in ("auto", "none"):
+        request = responses(tools=[tool], tool_choice=choice)
+        assert ("frobnicate" in rendered(request)) is (choice == "auto")
+        assert len(request.tools) == 1  # the answer repeats them
+
+
+def test_a_streamed_call_can_be_sent_back() -> None:
+    """The fault: vLLM writes fields of the event into the item, which no input takes."""
+    item = {"type": "function_call", "name": "f", "arguments": "{}", "call_id": "c"}
+    event = {
+        "type": "response.output_item.done", "output_index": 1, "sequence_number": 7,
+        "item": {**item, "output_index": 1, "sequence_number": -1},
+    }  # fmt: skip
+    assert published_event(event) == {**event, "item": item}

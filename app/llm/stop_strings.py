@@ -29,6 +29,10 @@ class Beginnings:
         the one of the last call."""
         new = text[self._read :]
         self._read = len(text)
+        return self.held_back_after(new)
+
+    def held_back_after(self, new: str) -> int:
+        """As `held_back`, given what has been added to the text since the last call."""
         for index, stop in enumerate(self._stops):
             self._matched[index] = _advanced(stop, self._borders[index], self._matched[index], new)
         return max(self._matched, default=0)

@@ -1,10 +1,10 @@
 """Answers of the Harmony format (gpt-oss), which vLLM reads by tokens: stop strings, and answers
-that were begun."""
+that were begun in the prompt."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from vllm.entrypoints.generate.base.protocol import DeltaMessage, FunctionCall
@@ -14,33 +14,36 @@ from vllm.parser.harmony import HarmonyParser, _SegmentType
 from app.llm.stop_strings import Beginnings
 
 _FIELDS = {_SegmentType.REASONING: "reasoning", _SegmentType.CONTENT: "content"}
-
-
-@dataclass
-class _Text:
-    """What a stream has of one field so far."""
-
-    beginnings: Beginnings
-    text: str = ""
-    sent: int = 0  # characters
+_START, _END = "<|start|>assistant", "<|end|>"
+_FINAL = "<|channel|>final<|message|>"
 
 
 def continued(prompt: Sequence[int]) -> list[int]:
-    """A prompt whose last message is open, and goes on. Raises ValueError if it has no message to
-    go on with."""
-    end = _tokens("<|end|><|start|>assistant")
-    if list(prompt[-len(end) :]) != end:
-        raise ValueError("no message ends the prompt")
-    return list(prompt[: -len(end)])
+    """A prompt whose last message, an answer of the assistant, is open and goes on. Raises
+    ValueError if another message is the last one."""
+    end = _tokens(_END + _START)
+    opened = list(prompt[: -len(end)])
+    if list(prompt[-len(end) :]) != end or not is_continued(opened):
+        raise ValueError("the last message is no answer")
+    return opened
 
 
+def is_continued(prompt: Sequence[int]) -> bool:
+    """Whether a prompt ends within an answer of the assistant."""
+    header = _tokens(_START + _FINAL)
+    starts = (i for i in range(len(prompt) - 1, -1, -1) if prompt[i] == header[0])
+    last = next(starts, len(prompt))
+    return list(prompt[last : last + len(header)]) == header
+
+
+@cache
 def _tokens(text: str) -> list[int]:
     return list(get_encoding().encode(text, allowed_special="all"))
 
 
 class GatewayHarmonyParser(HarmonyParser):
     """HarmonyParser (vllm/parser/harmony.py) without stop strings in what it finds, and for answers
-    that were begun in the prompt (`continued`).
+    that were begun in the prompt.
 
     An answer ends at its stop string, which vLLM cuts off its text and leaves among its tokens,
     with the rest of the last one. Here it is cut off reasoning and content. Arguments of a call
@@ -49,31 +52,36 @@ class GatewayHarmonyParser(HarmonyParser):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._last: str | None = None  # the field that the newest token belongs to
-        self._texts: dict[str, _Text] = {}
-        self._begun = False
+        self._knows_prompt = False
+        self._open: str | None = None  # the field of the message that is being written
+        self._held = ("", "")  # the field of a stream's text that is held back, and the text
+        self._beginnings: Beginnings | None = None  # of the open message
 
     def set_prompt_token_ids(self, prompt_token_ids: Sequence[int]) -> None:
-        """Begin within the answer's text if the prompt does: other answers begin with a channel."""
+        """Begin within an answer if the prompt ends in one; other answers begin with a channel."""
         super().set_prompt_token_ids(prompt_token_ids)
         self._begin(prompt_token_ids)
 
     def _begin(self, prompt: Sequence[int]) -> None:
-        if self._begun or not prompt:
+        if self._knows_prompt or not prompt:
             return
-        self._begun = True
-        header = _tokens("<|start|>assistant")
-        if list(prompt[-len(header) :]) != header:
-            for token in _tokens("<|channel|>final<|message|>"):
+        self._knows_prompt = True
+        if is_continued(prompt):
+            for token in _tokens(_FINAL):
                 self._harmony_parser.process(token)
 
     def process_chunk(self, token_ids: Sequence[int]) -> Any:
         """The segments of these tokens, as vLLM's."""
         result = super().process_chunk(token_ids)
         for segment in result.segments:
-            if segment.delta:
+            field = self._open
+            if segment.completed_message is not None:
+                field = None
+            elif segment.delta:
                 kind = _SegmentType.from_channel_and_recipient(segment.channel, segment.recipient)
-                self._last = _FIELDS.get(kind)
+                field = _FIELDS.get(kind)
+            if field != self._open:
+                self._open, self._beginnings = field, None
         return result
 
     def parse(
@@ -88,9 +96,9 @@ class GatewayHarmonyParser(HarmonyParser):
             model_output, request, enable_auto_tools, model_output_token_ids
         )
         stops = _stops(request)
-        if stops and self._last == "reasoning" and reasoning:
+        if self._open == "reasoning" and reasoning:
             reasoning = _cut(reasoning, stops, model_output_token_ids) or None
-        elif stops and self._last == "content" and content:
+        elif self._open == "content" and content:
             content = _cut(content, stops, model_output_token_ids) or None
         return reasoning, content, calls
 
@@ -112,26 +120,22 @@ class GatewayHarmonyParser(HarmonyParser):
         stops = _stops(request)
         if not stops:
             return delta
-        delta = delta or DeltaMessage()
+        found: dict[str, Any] = {}
+        if delta is not None and delta.tool_calls:
+            found["tool_calls"] = delta.tool_calls
+        (held_field, held), self._held = self._held, ("", "")
         for field in _FIELDS.values():
-            new = getattr(delta, field) or ""
-            if new and field not in self._texts:
-                self._texts[field] = _Text(Beginnings(stops))
-            if (known := self._texts.get(field)) is None:
-                continue
-            known.text += new
-            until = len(known.text)
-            if field == self._last:
-                if finished:
-                    known.text = _cut(known.text, stops, delta_token_ids)
-                    until = len(known.text)
-                else:
-                    until -= known.beginnings.held_back(known.text)
-            setattr(delta, field, known.text[known.sent : until] or None)
-            known.sent = max(known.sent, until)
-        if not (delta.reasoning or delta.content or delta.tool_calls):
-            return None
-        return delta
+            new = getattr(delta, field, None) or ""
+            text = held + new if field == held_field else new
+            if field == self._open and finished:
+                text = _cut(text, stops, delta_token_ids)
+            elif field == self._open:
+                self._beginnings = self._beginnings or Beginnings(stops)
+                sent = len(text) - self._beginnings.held_back_after(new)
+                self._held, text = (field, text[sent:]), text[:sent]
+            if text:
+                found[field] = text
+        return DeltaMessage(**found) if found else None
 
 
 def _stops(request: Any) -> list[str]:
@@ -142,13 +146,11 @@ def _stops(request: Any) -> list[str]:
 
 
 def _cut(text: str, stops: Sequence[str], tokens: Sequence[int]) -> str:
-    """`text` up to the stop string that its last token completes, if it does."""
-    if not tokens:
-        return text
-    last = get_encoding().decode([tokens[-1]])
-    ends = [
-        place
-        for stop in stops
-        if (place := text.rfind(stop)) >= 0 and len(text) - place - len(stop) < len(last)
-    ]
-    return text[: min(ends, default=len(text))]
+    """`text` up to the stop string that its last token completes first, if it does."""
+    last = len(get_encoding().decode([tokens[-1]])) if tokens else 0
+    found = []
+    for stop in stops:
+        place = text.find(stop, max(0, len(text) - last - len(stop) + 1))
+        if place >= 0:
+            found.append((place + len(stop), place))
+    return text[: min(found)[1]] if found else text

@@ -130,8 +130,8 @@ class _Consistent:
         if delta is None or not delta.tool_calls:
             return delta
         if request.tool_choice == "none":  # HarmonyParser finds them all the same
-            delta.tool_calls = []
-            return delta if delta.content or delta.reasoning else None
+            rest = delta.model_dump(exclude_unset=True, exclude={"tool_calls"})
+            return DeltaMessage(**rest) if rest else None
         self._deltas.append(delta)
         for call in delta.tool_calls:
             if call.function is not None and call.function.name and call.function.arguments is None:

@@ -37,7 +37,7 @@ class Renderer(OnlineRenderer):
         limits = request.build_tok_params(self.model_config)
         for prompt in prompts:
             if request.continue_final_message:
-                _continue(prompt, "messages")
+                _continue(prompt, request, "messages")
             limits.apply_post_tokenization(self.renderer.tokenizer, prompt)
         return messages, prompts
 
@@ -64,15 +64,22 @@ class Renderer(OnlineRenderer):
         if isinstance(result, ResponsesRenderResult) and should_continue_final_message(
             request.input
         ):
-            _continue(result.engine_input, "input")
+            _continue(result.engine_input, request, "input")
         return result
 
 
-def _continue(prompt: Any, field: str) -> None:
+def _continue(prompt: Any, request: ChatCompletionRequest | ResponsesRequest, field: str) -> None:
+    """Open the prompt's last message. Raises VLLMValidationError if the answer would be held to a
+    grammar, which begins with the header of a message, or if another message is the last one."""
+    if request.structured_outputs is not None:
+        raise VLLMValidationError(
+            "This model cannot continue an answer that is held to a format or to tools.",
+            parameter=field,
+        )
     try:
         prompt["prompt_token_ids"] = continued(prompt["prompt_token_ids"])
     except ValueError:
         raise VLLMValidationError(
-            "This model can continue only a message of the assistant that has text.",
+            "This model can continue only an answer of the assistant that has text.",
             parameter=field,
         ) from None

@@ -33,13 +33,19 @@ def chat(**fields: Any) -> ChatCompletionRequest:
     return ChatCompletionRequest.model_validate(given)
 
 
+PARSER: Any = ParserManager.get_parser(
+    tool_parser_name="openai", reasoning_parser_name="openai_gptoss",
+    enable_auto_tools=True, model_name="m", is_harmony=True,
+)  # fmt: skip
+TOKENIZER = SimpleNamespace(
+    get_vocab=dict,
+    decode=get_encoding().decode,
+    truncation_side="left",  # as vLLM loads them
+)
+
+
 def parser(request: Any) -> Any:
-    made = ParserManager.get_parser(
-        tool_parser_name="openai", reasoning_parser_name="openai_gptoss",
-        enable_auto_tools=True, model_name="m", is_harmony=True,
-    )  # fmt: skip
-    tokenizer = SimpleNamespace(get_vocab=dict, decode=get_encoding().decode)
-    return consistent(made)(tokenizer, request.tools)
+    return consistent(PARSER)(TOKENIZER, request.tools)
 
 
 def whole(text: str, request: Any) -> tuple[str | None, str | None, list[Any] | None]:
@@ -72,19 +78,21 @@ THOUGHT = "<|channel|>analysis<|message|>Say it.<|end|>"
     ("text", "stop", "expected"),
     [
         (f"{THOUGHT}{FINAL}One. Two.", ["Two."], ("Say it.", "One. ")),
-        # The last token goes on behind the stop string.
+        # The last token goes on behind the stop string, or holds it twice.
+        (f"{THOUGHT}{FINAL}One\n\n", "\n", ("Say it.", "One")),
+        (f"{THOUGHT}{FINAL}One\n\n", ["One\n\n", "\n"], ("Say it.", "One")),
         (f"{THOUGHT}{FINAL}One. Two", ["T"], ("Say it.", "One. ")),
-        (
-            f"{THOUGHT}{FINAL}One\n\nTwo",
-            "\n\n",
-            ("Say it.", "One\n\nTwo"),
-        ),  # it goes on: min_tokens
+        # The answer goes on behind what was one before `min_tokens`.
+        (f"{THOUGHT}{FINAL}One\n\nTwo", "\n\n", ("Say it.", "One\n\nTwo")),
         (f"{THOUGHT}{FINAL}One\n\n", ["x", "\n\n"], ("Say it.", "One")),
         (f"{THOUGHT}{FINAL}One END", ["ENDED"], ("Say it.", "One END")),
         (f"{THOUGHT}{FINAL}Two.", ["Two."], ("Say it.", "")),
         ("<|channel|>analysis<|message|>Say STOP", ["STOP"], ("Say ", "")),
         (f"<|channel|>analysis<|message|>A STO<|end|>{FINAL}B", ["STOP"], ("A STO", "B")),
         (f"{THOUGHT}{FINAL}One", None, ("Say it.", "One")),
+        # The same, and the model ends it.
+        (f"{THOUGHT}{FINAL}One\nYes<|return|>", "\n", ("Say it.", "One\nYes")),
+        (f"{THOUGHT}{FINAL}Grüße, \U0001f600", "\U0001f600", ("Say it.", "Grüße, ")),
     ],
 )
 def test_answers_end_before_their_stop_string(
@@ -103,6 +111,19 @@ def test_a_stop_string_that_is_asked_for_stays() -> None:
     assert streamed(text, request, 1)[1] == "One END"
 
 
+def test_what_is_held_back_of_a_message_comes_before_the_next_one() -> None:
+    """Catches: reasoning within a call, for which a stream of Messages closes the call."""
+    request = chat(tools=[FUNCTION], stop=["it.\n\nHuman:"])
+    made, ids = parser(request), tokens(THOUGHT + CALL)
+    fields = []
+    for token in ids:
+        delta = made.parse_delta("", [token], request, [], finished=token is ids[-1])
+        if delta is not None:
+            fields += sorted(delta.model_fields_set)
+    first_call = fields.index("tool_calls")
+    assert set(fields[:first_call]) == {"reasoning"} and set(fields[first_call:]) == {"tool_calls"}
+
+
 @pytest.mark.parametrize("choice", ["none", "auto"])
 def test_without_a_choice_of_tools_there_are_no_calls(choice: str) -> None:
     request = chat(tools=[FUNCTION], tool_choice=choice)
@@ -115,12 +136,13 @@ class Harmony(Renderer):
     def __init__(self, length: int = 1000) -> None:
         self.use_harmony = self.exclude_tools_when_tool_choice_none = True
         self.supports_browsing = self.supports_code_interpreter = False
-        self.parser = None
+        self.parser = PARSER
         self.model_config = SimpleNamespace(  # type: ignore[assignment]
             max_model_len=length, encoder_config=None, is_encoder_decoder=False
         )
-        tokenizer = SimpleNamespace(truncation_side="left")  # as vLLM loads them
-        self.renderer = SimpleNamespace(tokenizer=tokenizer)  # type: ignore[assignment]
+        self.renderer = SimpleNamespace(  # type: ignore[assignment]
+            tokenizer=TOKENIZER, get_tokenizer=lambda: TOKENIZER
+        )
 
 
 def prompt_of(request: ChatCompletionRequest, **given: Any) -> list[int]:
@@ -165,11 +187,31 @@ def test_other_answers_begin_with_their_channel_whatever_is_said_of_the_prompt()
     assert made.parse("", request, True, tokens(THOUGHT + FINAL + "x")) == ("Say it.", "x", None)
 
 
-def test_what_is_no_message_of_the_assistant_is_not_continued() -> None:
-    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-    messages = [*BEGUN[:1], {"role": "assistant", "tool_calls": [call]}]
+CALLED = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        {"role": "assistant", "tool_calls": [CALLED]},
+        {"role": "assistant", "content": ""},
+        {"role": "assistant", "content": "", "reasoning": "Let me"},
+        {"role": "user", "content": "And"},
+    ],
+)
+def test_what_is_no_answer_of_the_assistant_is_not_continued(last: dict[str, Any]) -> None:
     with pytest.raises(VLLMValidationError, match="can continue only") as refused:
-        prompt_of(chat(messages=messages, **OPEN))
+        prompt_of(chat(messages=[*BEGUN[:1], last], **OPEN))
+    assert refused.value.parameter == "messages"
+
+
+def test_an_answer_that_is_held_to_a_format_is_not_continued() -> None:
+    """Its grammar begins with the header of a message, which would be text there."""
+    request = chat(messages=BEGUN, **OPEN, response_format={"type": "json_object"})
+    renderer = Harmony()
+    renderer.adjust_harmony_request(request)
+    with pytest.raises(VLLMValidationError, match="held to a format") as refused:
+        renderer._make_request_with_harmony(request)
     assert refused.value.parameter == "messages"
 
 

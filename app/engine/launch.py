@@ -94,7 +94,8 @@ def launch(
     _refuse_unasked_lookups(config, settings)
     load.clear()
     scheduler, parallel = config.scheduler_config, config.parallel_config
-    load.capacity = scheduler.max_num_seqs * parallel.data_parallel_size
+    load.copies = parallel.data_parallel_size
+    load.capacity = scheduler.max_num_seqs * load.copies
     steps = StepWatch(load=load)
     with children_end_with_this_process():
         llm = GatewayLLM.from_vllm_config(config, stat_loggers=[lambda *_: steps])

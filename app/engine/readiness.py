@@ -71,14 +71,16 @@ class WarmUp(Protocol):
 def check_reports(
     settings: Settings, reports: list[dict[str, Any] | None]
 ) -> dict[str, Any] | None:
-    """Compare every worker's report with the settings; returns the first report.
+    """Compare every worker's report with the settings; returns the first one of a drafter. Those
+    of workers that draft nothing by design (earlier pipeline stages) are empty.
 
     Raises StartFailureError naming what is wrong.
     """
     if not settings.speculates:
         return None
     wanted = settings.speculation
-    for report in reports or [None]:
+    drafting = [report for report in reports if report != {}]
+    for report in drafting or [None]:
         if report is None:
             raise _undrafted("the engine runs without a drafter although one was asked for")
         if not settings.has_head:
@@ -103,7 +105,7 @@ def check_reports(
             )
         if report["k"] != wanted.k:
             raise _undrafted(f"the engine drafts {report['k']} tokens, {wanted.k} were asked for")
-    return reports[0]
+    return drafting[0]
 
 
 def _check_lookup(settings: Settings, report: dict[str, Any]) -> None:

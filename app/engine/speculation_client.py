@@ -54,7 +54,7 @@ class EngineCalls(Protocol):
         ...
 
     async def run_dummy_batch(self, requests: int, tokens: int) -> None:
-        """Run `requests` requests at once, each with `tokens` output tokens."""
+        """Run `requests` requests at once, each with `tokens` output tokens, in one batch."""
         ...
 
 
@@ -94,7 +94,8 @@ class SpeculationClient:
         self._call_lock = asyncio.Lock()
 
     async def begin(self, max_requests: int) -> None:
-        """Give the policy measured or saved step costs, then the objective of the settings."""
+        """Give the policy measured or saved step costs, then the objective of the settings.
+        `max_requests` fit into a batch."""
         self._cells = await self._calibrate(min(max_requests, LARGEST_BATCH))
         await self._load_calibration()
         async with self._call_lock:

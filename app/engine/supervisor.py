@@ -425,7 +425,7 @@ class Engine:
             else:
                 known = fingerprint(settings, {**versions(llm), "path": path})
                 speculation = SpeculationClient(llm, settings, known)
-                await speculation.begin(self.load.capacity)
+                await speculation.begin(self.load.copy_capacity)
                 self.speculation = speculation
             if self.heads is not None and settings.has_head:
                 await self.heads.begin(self.speculation)

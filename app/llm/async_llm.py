@@ -204,13 +204,14 @@ class GatewayLLM(AsyncLLM):
             asking.cancel()
 
     async def run_dummy_batch(self, requests: int, tokens: int) -> None:
-        """Run `requests` requests at once, each with `tokens` output tokens."""
-        await self._run([[1 + number % 4, 2, 3, 4] for number in range(requests)], tokens)
+        """Run `requests` requests at once, each with `tokens` output tokens, on the first copy of
+        the engine (data-parallel): the others would take their share, and no step have them all."""
+        await self._run(_dummies(requests), tokens, copy=0)
 
     async def answer(self, texts: Sequence[str], tokens: int) -> None:
         """Continue all texts at once, each by `tokens` tokens."""
         if self.tokenizer is None:  # the settings leave it out: requests are token ids
-            await self.run_dummy_batch(len(texts), tokens)
+            await self._run(_dummies(len(texts)), tokens)
         else:
             await self._run([self.tokenizer.encode(text) for text in texts], tokens)
 
@@ -220,7 +221,11 @@ class GatewayLLM(AsyncLLM):
         await self._run([prompt], tokens, allowed=prompt[-1:])
 
     async def _run(
-        self, prompts: Sequence[list[int]], tokens: int, allowed: list[int] | None = None
+        self,
+        prompts: Sequence[list[int]],
+        tokens: int,
+        allowed: list[int] | None = None,
+        copy: int | None = None,
     ) -> None:
         longest = max(1, self.model_config.max_model_len - tokens)
 
@@ -229,7 +234,8 @@ class GatewayLLM(AsyncLLM):
                 temperature=0.0, max_tokens=tokens, ignore_eos=True, allowed_token_ids=allowed
             )
             name = f"{WARM_UP}{next(self._dummy_numbers)}"
-            async for _ in self.generate(tokens_input(prompt[:longest]), params, name):
+            asked = tokens_input(prompt[:longest])
+            async for _ in self.generate(asked, params, name, data_parallel_rank=copy):
                 pass
 
         await asyncio.gather(*map(one, prompts))
@@ -278,6 +284,11 @@ class GatewayLLM(AsyncLLM):
     @property
     def _white_space_is_bounded(self) -> bool:
         return bool(self.vllm_config.structured_outputs_config.disable_any_whitespace)
+
+
+def _dummies(count: int) -> list[list[int]]:
+    """Short prompts of token ids that every vocabulary has."""
+    return [[1 + number % 4, 2, 3, 4] for number in range(count)]
 
 
 def refuse_beyond_worker(sampling_params: SamplingParams | None) -> None:

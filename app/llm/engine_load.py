@@ -26,6 +26,7 @@ class EngineLoad:
     """Load summed over all schedulers (one, unless the engine runs data-parallel copies)."""
 
     capacity: int = 0  # sequences in one batch, all copies together; 0 before the engine is up
+    copies: int = 1  # of the engine (data-parallel), which share `capacity`
     clock: Callable[[], float] = time.monotonic
     on_step: Callable[[], None] | None = None
     _reports: dict[int, SchedulerReport] = field(default_factory=dict)
@@ -39,6 +40,11 @@ class EngineLoad:
     def clear(self) -> None:
         """Forget all reports, which were of an engine that is gone."""
         self._reports.clear()
+
+    @property
+    def copy_capacity(self) -> int:
+        """Sequences in one batch of one copy."""
+        return self.capacity // self.copies
 
     @property
     def running(self) -> int:

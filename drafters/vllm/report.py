@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from vllm.distributed import get_pp_group
+
 from drafters.vllm.own_drafter import looks_up
 
 
@@ -13,7 +15,8 @@ class DrafterReport:
     model_runner: Any
 
     def aerie_drafter_report(self) -> dict[str, Any] | None:
-        """The drafter in use, or None when this worker has none.
+        """The drafter in use, or None when this worker has none; empty on a pipeline stage that is
+        not the last one, where nothing is drafted.
 
         Keys: `proposer` and `head` (class names; no head where drafts are looked up), `parallel`
         (all K tokens in one pass), `k` (draft tokens of the head per step, or of the lookup without
@@ -31,7 +34,7 @@ class DrafterReport:
             }  # fmt: skip
         head = getattr(proposer, "model", None)
         if proposer is None or head is None:
-            return None
+            return None if get_pp_group().is_last_rank else {}
         mask_hidden = getattr(proposer, "parallel_drafting_hidden_state_tensor", None)
         speculation = proposer.vllm_config.speculative_config
         return {

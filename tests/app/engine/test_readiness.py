@@ -37,6 +37,15 @@ def test_a_good_report_is_returned() -> None:
         assert readiness.check_reports(SETTINGS, [report, report]) == report
 
 
+def test_pipeline_stages_before_the_last_one_draft_nothing() -> None:
+    """The fault: an engine of two stages was taken for one without a drafter, and started again
+    until it had none."""
+    assert readiness.check_reports(SETTINGS, [{}, {}, GOOD, GOOD]) == GOOD
+    for reports in ([{}], [{}, None], []):
+        with pytest.raises(StartupError, match="without a drafter"):
+            readiness.check_reports(SETTINGS, reports)
+
+
 def test_what_drafts_is_known_by_its_name() -> None:
     pytest.importorskip("vllm", reason="vllm is not installed")
     from drafters.vllm.v1.lookup import LookupProposer

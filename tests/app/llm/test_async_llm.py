@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -125,3 +126,31 @@ def test_a_call_into_a_dying_engine_is_answered(dead: bool) -> None:
         assert (caught.value.status, caught.value.code) == (503, "engine_lost")
 
     asyncio.run(scenario())
+
+
+class Asked(GatewayLLM):
+    """Notes which copy of the engine each request of its own goes to."""
+
+    tokenizer = None
+    model_config = SimpleNamespace(max_model_len=64)
+
+    def __init__(self) -> None:
+        self.copies: list[int | None] = []
+
+    async def generate(self, *args: Any, **kwargs: Any) -> AsyncGenerator[None, None]:
+        self.copies.append(kwargs["data_parallel_rank"])
+        return
+        yield
+
+    def __del__(self) -> None:
+        """Nothing was started."""
+
+
+def test_a_batch_that_is_measured_runs_on_one_copy_and_texts_that_prove_run_on_all() -> None:
+    """The fault: with several copies of the engine each had a part of the batch, whose time was
+    taken for that of all."""
+    llm = Asked()
+    asyncio.run(llm.run_dummy_batch(3, 4))
+    assert llm.copies == [0, 0, 0]
+    asyncio.run(llm.answer(["a", "b"], 4))
+    assert llm.copies[3:] == [None, None]

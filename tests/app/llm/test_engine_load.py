@@ -53,3 +53,8 @@ def test_every_step_calls_on_step() -> None:
     load = EngineLoad(on_step=lambda: seen.append(1))
     load.update(0, 1, 0, 0, 0.1)
     assert seen == [1]
+
+
+def test_a_copy_has_its_part_of_the_capacity() -> None:
+    assert EngineLoad(capacity=512, copies=4).copy_capacity == 128
+    assert EngineLoad(capacity=512).copy_capacity == 512

@@ -46,14 +46,9 @@ def settings(
     model, drafter = _models(environ, folder)
     if model is not None:
         found["model"] = model
-        found["k"] = 0  # as in AWS's container, nothing is drafted unless it is asked for
     if drafter is not None:
         found["drafter"] = drafter
-        del found["k"]
-    found |= vllm_options.settings(given, names, _variable)
-    if {"AERIE_DRAFTER", "AERIE_K", "AERIE_PRESET"} & set(environ) and found.get("k") == 0:
-        del found["k"]
-    return found
+    return found | vllm_options.settings(given, names, _variable)
 
 
 def tokens(environ: Mapping[str, str]) -> list[str]:

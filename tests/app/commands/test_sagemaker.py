@@ -145,7 +145,7 @@ def test_artefacts_are_the_model(tmp_path: Path) -> None:
     assert read(hub, tmp_path)["model"] == "org/model"
     (tmp_path / "config.json").write_text("{}")
     found = read(hub, tmp_path)
-    assert (found["model"], found["k"]) == (str(tmp_path), 0)
+    assert found["model"] == str(tmp_path)
     assert sagemaker.hosted({}, tmp_path)
 
 
@@ -158,6 +158,37 @@ def test_artefacts_may_be_a_pair(tmp_path: Path) -> None:
     assert found["drafter"] == str(tmp_path / "drafter")
     settings = load({}, {}, container=found)
     assert settings.speculates
+
+
+HEAD_ALONE = {"method": "eagle3", "model": "org/head"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "file", "line"),
+    [
+        (variables(SPECULATIVE_CONFIG=json.dumps(HEAD_ALONE)), "", {}),
+        ({"AERIE_DRAFTER": "org/head"}, "", {}),
+        ({}, '[speculation]\ndrafter = "org/head"\n', {}),
+        ({}, "[speculation]\nk = 3\n", {}),
+        ({}, 'preset = "qwen3-8b"\n', {}),
+        ({}, "", {"drafter": "org/head"}),
+        ({}, "", {"k": 3}),
+    ],
+)
+def test_drafts_are_asked_for_wherever_a_head_or_k_is_named(
+    environ: dict[str, str], file: str, line: dict[str, Any], tmp_path: Path
+) -> None:
+    """The fault: a head in a file, on the command line or without its number of tokens was never
+    read, since the platform's layer said that nothing is drafted."""
+    settings = tmp_path / "settings.toml"
+    settings.write_text(file)
+    environ = {"HF_MODEL_ID": "org/model", "AERIE_CONFIG": str(settings), **environ}
+    container = parsed(environ)
+    ours = {key: value for key, value in environ.items() if key.startswith("AERIE_")}
+    assert load(line, ours, container=container).speculates
+    del environ["AERIE_CONFIG"]
+    plain = parsed({"HF_MODEL_ID": "org/model"})
+    assert not load({}, {}, container=plain).speculates
 
 
 def test_nothing_is_read_elsewhere(tmp_path: Path) -> None:

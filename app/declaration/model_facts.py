@@ -16,7 +16,7 @@ class ModelFacts:
     context: int  # tokens
     text_only: bool
     reads_calls: bool  # whether the model's tool calls are read
-    reads_reasoning: bool  # whether the model's reasoning is separated from its answer
+    bounds_reasoning: bool  # whether reasoning can be ended at a number of tokens
     limits: LimitSettings
     unknown_tools: Unknown = "refuse"
     reports_token_origins: bool = True  # whether it is known which tokens were drafted

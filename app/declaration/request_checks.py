@@ -45,7 +45,7 @@ def check_request(
     field_checks.check_generation(
         payload, facts.limits, facts.context, scores_prompts=endpoint.scores_prompts
     )
-    if not facts.reads_reasoning:
+    if not facts.bounds_reasoning:
         _refuse_thinking_budget(payload)
     fields.rename(payload, endpoint.fields)
     endpoint.rewrite(payload, facts)
@@ -71,15 +71,15 @@ def _check_tools(payload: Payload, rules: tools.ToolRules, facts: ModelFacts) ->
 
 
 def _refuse_thinking_budget(payload: Payload) -> None:
-    """Raise ApiError for vLLM's reasoning budget: without a parser nobody sees where reasoning
-    ends. That of Anthropic's `thinking` is a bound which the model may stay below: it is dropped
+    """Raise ApiError for vLLM's reasoning budget, where nobody sees where reasoning ends. That of
+    Anthropic's `thinking` is a bound which the model may stay below: it is dropped
     (app/serving/classes/messages.py)."""
     name = "thinking_token_budget"
     if payload.get(name) is None:
         return
     raise field_checks.invalid(
         name,
-        f"'{name}' is not supported: this server does not separate the model's reasoning from its "
-        "answer, since it was started without --reasoning-parser.",
+        f"'{name}' is not supported: this server does not see where the model's reasoning ends, "
+        "since it has no --reasoning-parser, or one without marks of the beginning and the end.",
         "unsupported_parameter",
     )

@@ -25,6 +25,7 @@ from app.declaration.model_facts import ModelFacts
 from app.declaration.request_checks import check_request
 from app.llm import vllm_errors
 from app.serving.operation import Operation
+from app.serving.parsers import bounds_reasoning
 from app.serving.renderer import Renderer
 from app.serving.schemas import request_schemas
 from app.settings import Settings
@@ -134,12 +135,8 @@ def _parts(engine: EngineClient, settings: Settings) -> ServingParts:
         "chat_template_content_format": settings.model.chat_template_content_format,
         "default_chat_template_kwargs": settings.model.default_chat_template_kwargs,
     }
-    parsing: dict[str, Any] = {
-        "enable_auto_tools": settings.model.tool_call_parser is not None,
-        "tool_parser": settings.model.tool_call_parser,
-        "tool_strict_level": settings.model.tool_strict_level,
-        "reasoning_parser": settings.model.reasoning_parser or "",
-    }
+    is_harmony = engine.model_config.hf_config.model_type == "gpt_oss"
+    parsing = _parsing(settings, is_harmony)
     renderer = Renderer(
         model_config=engine.model_config,
         renderer=engine.renderer,
@@ -150,16 +147,29 @@ def _parts(engine: EngineClient, settings: Settings) -> ServingParts:
     return ServingParts(engine, models, renderer, rendering, parsing)
 
 
+def _parsing(settings: Settings, is_harmony: bool) -> dict[str, Any]:
+    """How answers are read. Without parsers of its own format a gpt-oss would answer with its
+    markup, and Responses not at all."""
+    tools, reasoning = settings.model.tool_call_parser, settings.model.reasoning_parser
+    if is_harmony:
+        tools, reasoning = tools or "openai", reasoning or "openai_gptoss"
+    return {
+        "enable_auto_tools": tools is not None,
+        "tool_parser": tools,
+        "tool_strict_level": settings.model.tool_strict_level,
+        "reasoning_parser": reasoning or "",
+    }
+
+
 def _facts(parts: ServingParts, settings: Settings) -> ModelFacts:
     engine, renderer = parts.engine, parts.renderer
     return ModelFacts(
         vocabulary=engine.model_config.get_vocab_size(),
         context=engine.model_config.max_model_len,
         text_only=not engine.model_config.is_multimodal_model,
-        reads_calls=settings.model.tool_call_parser is not None
-        or renderer.use_harmony
+        reads_calls=parts.parsing["enable_auto_tools"]
         or is_mistral_tokenizer(engine.renderer.tokenizer),
-        reads_reasoning=settings.model.reasoning_parser is not None,
+        bounds_reasoning=bounds_reasoning(engine),
         limits=settings.limits,
         unknown_tools=settings.model.unknown_tools,
         reports_token_origins=_reports_token_origins(engine, settings),

@@ -42,8 +42,8 @@ def _tokens(text: str) -> list[int]:
 
 
 class GatewayHarmonyParser(HarmonyParser):
-    """HarmonyParser (vllm/parser/harmony.py) without stop strings in what it finds, and for answers
-    that were begun in the prompt.
+    """HarmonyParser (vllm/parser/harmony.py) without stop strings and cut headers in what it finds,
+    and for answers that were begun in the prompt.
 
     An answer ends at its stop string, which vLLM cuts off its text and leaves among its tokens,
     with the rest of the last one. Here it is cut off reasoning and content. Arguments of a call
@@ -83,6 +83,16 @@ class GatewayHarmonyParser(HarmonyParser):
             if field != self._open:
                 self._open, self._beginnings = field, None
         return result
+
+    def flush(self) -> list[Any]:
+        """The segments that the end of the answer completes; none of a message that was cut within
+        its header, whose markup vLLM takes for text."""
+        tokens = self._current_message_tokens
+        in_header = self._harmony_parser.state.name == "HEADER" and (
+            not tokens or get_encoding().is_special_token(tokens[0])
+        )
+        segments: list[Any] = super().flush()
+        return [] if in_header else segments
 
     def parse(
         self,

@@ -31,6 +31,13 @@ def consistent(parser: type | None) -> Any:
     return type(parser.__name__, (_Consistent, parser), replaced)
 
 
+def bounds_reasoning(engine: Any) -> bool:
+    """Whether the engine can end reasoning at a number of tokens: it needs a parser that has
+    strings for its beginning and end, which that of gpt-oss has not."""
+    config = engine.vllm_config.reasoning_config
+    return config is not None and bool(config.enabled)
+
+
 class _Consistent:
     """The corrections. Mixed into a parser class, in front of it."""
 

@@ -14,20 +14,18 @@ from vllm.outputs import RequestOutput
 from app.serving.classes.cached_tokens import with_first_cached_tokens
 from app.serving.classes.call_arguments import is_object, partial_object
 from app.serving.classes.chat import ChatCorrections
+from app.serving.parsers import bounds_reasoning
 from app.validation.replay import object_arguments
 
 
 class MessagesServing(ChatCorrections, AnthropicServingMessages):
     """vLLM's class for POST /v1/messages, corrected."""
 
-    def __init__(self, *args: Any, reasoning_parser: str, **kwargs: Any) -> None:
-        super().__init__(*args, reasoning_parser=reasoning_parser, **kwargs)
-        self._reads_reasoning = bool(reasoning_parser)
-
     async def create_messages(self, request: Any, raw_request: Any = None) -> Any:
         """The answer. Where nobody sees the end of reasoning, its budget is left out: the engine
         would refuse it."""
-        if not self._reads_reasoning and getattr(request.thinking, "type", None) == "enabled":
+        asks = getattr(request.thinking, "type", None) == "enabled"
+        if asks and not bounds_reasoning(self.engine_client):
             request.thinking = None
         return await super().create_messages(request, raw_request)
 

@@ -12,9 +12,11 @@ from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.exceptions import VLLMValidationError
 from vllm.parser import ParserManager
 
-from app.serving.parsers import consistent
+from app.serving.adapter import _parsing
+from app.serving.parsers import bounds_reasoning, consistent
 from app.serving.renderer import Renderer
 from app.serving.response_fields import published_event
+from app.settings import load
 
 FINAL = "<|start|>assistant<|channel|>final<|message|>"
 CALL = (
@@ -122,6 +124,55 @@ def test_what_is_held_back_of_a_message_comes_before_the_next_one() -> None:
             fields += sorted(delta.model_fields_set)
     first_call = fields.index("tool_calls")
     assert set(fields[:first_call]) == {"reasoning"} and set(fields[first_call:]) == {"tool_calls"}
+
+
+@pytest.mark.parametrize("size", [1, 100])
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("<|channel|>", ("", "")),
+        ("<|channel|>analysis", ("", "")),
+        ("<|return|>", ("", "")),
+        (f"{THOUGHT}<|start|>assistant<|channel|>final", ("Say it.", "")),
+        (f"{THOUGHT}<|start|>assistant to=functions.f<|channel|>commentary", ("Say it.", "")),
+        ("A model that writes no headers.", ("", "A model that writes no headers.")),
+    ],
+)
+def test_what_is_cut_within_a_header_has_no_markup_in_its_text(
+    text: str, expected: tuple[str, str], size: int
+) -> None:
+    """The fault: with `max_tokens` 1 the answer was `<|channel|>`."""
+    request = chat(tools=[FUNCTION])
+    assert streamed(text, request, size) == (*expected, 0)
+    reasoning, content, calls = whole(text, request)
+    assert (reasoning or "", content or "", calls) == (*expected, None)
+
+
+@pytest.mark.parametrize(
+    ("given", "harmony", "expected"),
+    [
+        ({}, True, ("openai", "openai_gptoss")),
+        ({"reasoning_parser": "openai_gptoss"}, True, ("openai", "openai_gptoss")),
+        ({"tool_call_parser": "hermes"}, False, ("hermes", "")),
+        ({}, False, (None, "")),
+    ],
+)
+def test_the_format_has_its_parsers_without_being_told(
+    given: dict[str, str], harmony: bool, expected: tuple[str | None, str]
+) -> None:
+    """The fault: chats came with markup, calls were text, and Responses answered with a 500."""
+    parsing = _parsing(load({"model": "org/model", **given}, {}), harmony)
+    assert (parsing["tool_parser"], parsing["reasoning_parser"]) == expected
+    assert parsing["enable_auto_tools"] is (expected[0] is not None)
+
+
+def test_reasoning_of_the_format_has_no_bound() -> None:
+    """Its parser has no strings for where reasoning begins and ends. A budget of Messages is left
+    out then; it was refused by a field that nobody had sent."""
+    off, on = SimpleNamespace(enabled=False), SimpleNamespace(enabled=True)
+    for config, expected in ((None, False), (off, False), (on, True)):
+        engine = SimpleNamespace(vllm_config=SimpleNamespace(reasoning_config=config))
+        assert bounds_reasoning(engine) is expected
 
 
 @pytest.mark.parametrize("choice", ["none", "auto"])

@@ -113,11 +113,11 @@ class RequestUsage:
     # Of all prompts. The copies of `n` share one, and so do the sequences of a beam search.
     prompt_tokens: int = field(default=0, init=False)
     _ended: _Totals = field(default_factory=_Totals, init=False)
-    _unfinished: Container[str] | None = field(default=None, init=False)
+    _unfinished: Container[str] = field(default=(), init=False)
 
-    def enter(self, sequence: Any, unfinished: Container[str] | None = None) -> None:
+    def enter(self, sequence: Any, unfinished: Container[str]) -> None:
         """Count a sequence from now on, and its prompt. `unfinished` has the ids of the sequences
-        that the engine has not finished, now and later; None: it has finished none of these."""
+        that the engine has not finished, now and later."""
         self._unfinished = unfinished
         beams = _beam_search.get()
         if sequence.request_index == 0 and not (beams is not None and beams.entered):
@@ -205,7 +205,7 @@ class RequestUsage:
         begun = [
             sequence.stats is not None and sequence.stats.first_token_ts > 0
             for sequence in self.sequences
-            if self._unfinished is None or sequence.request_id in self._unfinished
+            if sequence.request_id in self._unfinished
         ]
         return sum(begun), len(begun) - sum(begun)
 

@@ -137,7 +137,6 @@ class RequestContext:
 
     async def close(self) -> None:
         """Release everything, and settle what is not settled yet."""
-        self.stop_deadlines()
         if self.deadline is not None:
             self.deadline.close()
         self._count_body_bytes(-self._body_bytes)

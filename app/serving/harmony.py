@@ -81,7 +81,8 @@ class GatewayHarmonyParser(HarmonyParser):
                 kind = _SegmentType.from_channel_and_recipient(segment.channel, segment.recipient)
                 field = _FIELDS.get(kind)
             if field != self._open:
-                self._open, self._beginnings = field, None
+                self._open = field
+                self._beginnings = None
         return result
 
     def flush(self) -> list[Any]:
@@ -133,7 +134,8 @@ class GatewayHarmonyParser(HarmonyParser):
         found: dict[str, Any] = {}
         if delta is not None and delta.tool_calls:
             found["tool_calls"] = delta.tool_calls
-        (held_field, held), self._held = self._held, ("", "")
+        held_field, held = self._held
+        self._held = ("", "")
         for field in _FIELDS.values():
             new = getattr(delta, field, None) or ""
             text = held + new if field == held_field else new
@@ -142,7 +144,8 @@ class GatewayHarmonyParser(HarmonyParser):
             elif field == self._open:
                 self._beginnings = self._beginnings or Beginnings(stops)
                 sent = len(text) - self._beginnings.held_back_after(new)
-                self._held, text = (field, text[sent:]), text[:sent]
+                self._held = (field, text[sent:])
+                text = text[:sent]
             if text:
                 found[field] = text
         return DeltaMessage(**found) if found else None

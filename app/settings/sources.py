@@ -61,15 +61,12 @@ def load(
     ]
     if preset is None and not any(values.get("model") for _, values in layers):
         preset = "smollm2-135m"
-    if (
-        container
-        and "model" in container
-        and not any({"k", "drafter"} & values.keys() for _, values in layers)
-    ):
-        # As in the platform's own container, nothing is drafted unless it is asked for.
-        layers[0] = ("platform", {"k": 0})
+    is_asked = any({"k", "drafter"} & values.keys() for _, values in layers)
     if preset is not None:
         layers[0] = (f"preset {preset}", read_preset(preset)[0])
+    elif container and "model" in container and not is_asked:
+        # As in the platform's own container, nothing is drafted unless it is asked for.
+        layers[0] = ("platform", {"k": 0})
     return _check(_with_hashed_key(_merge(layers)))
 
 

@@ -120,7 +120,8 @@ async def sweep(plan: Plan, journal: Journal, fleet: Fleet, report: Report) -> N
                 if _missing(plan, journal, group, concurrency, cell):
                     number, method = cell
                     fields = {} if plan.cached_prompts else method.cache_fields(concurrency, number)
-                    asked = works[method.server].of(works[method.server].model, fields)
+                    asked = works[method.server]
+                    asked = asked.of(asked.model, fields)
                     await _cell(journal, fleet, asked, concurrency, number, method, report)
         if not plan.together:
             await fleet.stop(group[0].server)

@@ -73,7 +73,7 @@ class DesiredEndpoint:
         try:
             wanted = int(asked or settings.engine.tensor_parallel_size)
         except ValueError:
-            raise DeployError(f"AERIE_TENSOR_PARALLEL_SIZE is {asked!r}, no number") from None
+            raise DeployError(f"the tensor parallel size is {asked!r}, no number") from None
         if wanted > gpus:
             raise DeployError(f"{self.instance_type} has {gpus} GPUs, and not {wanted}")
         fewest = fewest_gpus(settings, about, gib, most=gpus)

@@ -41,7 +41,7 @@ def sequence(
 def used_by(*sequences: Any) -> RequestUsage:
     usage = RequestUsage()
     for each in sequences:
-        usage.enter(each)
+        usage.enter(each, ())
     return usage
 
 
@@ -170,7 +170,7 @@ def test_what_has_ended_counts_as_before_and_is_dropped(
             each.spec_decode_metrics = SimpleNamespace(
                 histogram=histogram, num_draft_tokens=2 * sum(histogram)
             )
-        usage.enter(each)
+        usage.enter(each, ())
 
     def counts() -> tuple[Any, ...]:
         return usage.prompt_tokens, usage.output_tokens, usage.begun, usage.drafts, usage.timing

@@ -47,13 +47,15 @@ class FakeOperation:
         drafts = SimpleNamespace(histogram=[1, 3], num_draft_tokens=12)
         usage.enter(
             SimpleNamespace(
+                request_id="1",
                 prompt_len=10,
                 request_index=0,
                 stats=stats,
                 detokenizer=SimpleNamespace(num_output_tokens=lambda: used or 0),
                 spec_decode_metrics=drafts,
                 num_cached_tokens=0,
-            )
+            ),
+            {"1"},
         )
         error = ValueError("bad grammar") if payload.get("fail_late") else None
         if error is not None or payload.get("stream"):

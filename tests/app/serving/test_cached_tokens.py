@@ -26,7 +26,8 @@ def test_a_stream_s_usage_alone_is_counted_and_not_each_event(
         SimpleNamespace(
             request_index=0, prompt_len=5, num_cached_tokens=16, stats=None,
             spec_decode_metrics=None, detokenizer=IncrementalDetokenizer(),
-        )
+        ),
+        (),
     )  # fmt: skip
     counts = []
 

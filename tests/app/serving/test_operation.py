@@ -62,7 +62,8 @@ def test_an_answer_with_many_log_probabilities_is_written_beside_the_event_loop(
                 stats=SimpleNamespace(first_token_ts=0.0),
                 detokenizer=SimpleNamespace(num_output_tokens=lambda: tokens),
                 spec_decode_metrics=None,
-            )
+            ),
+            (),
         )
         set_current_usage(usage)
         return (await operation({})).answer

@@ -31,6 +31,10 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- else }}{{ .Values.serviceAccount.name | default "default" }}{{ end }}
 {{- end }}
 
+{{- define "aerie.mostPods" -}}
+{{- if eq .Values.autoscaling.kind "none" }}{{ .Values.replicas }}{{ else }}{{ .Values.autoscaling.maxReplicas }}{{ end }}
+{{- end }}
+
 {{- define "aerie.keysSecret" -}}
 {{- if .Values.keys.existingSecret }}{{ .Values.keys.existingSecret }}
 {{- else if .Values.keys.text }}{{ include "aerie.name" . }}-keys{{ end }}
@@ -72,11 +76,7 @@ is 9/8 of max_num_seqs. That is 128 in the presets. */ -}}
 {{- end }}
 {{- $learning := .Values.config.learning | default dict }}
 {{- if $learning.learn }}
-{{- $pods := .Values.replicas }}
-{{- if ne .Values.autoscaling.kind "none" }}
-{{- $pods = .Values.autoscaling.maxReplicas }}
-{{- end }}
-{{- if gt (int $pods) 1 }}
+{{- if gt (int (include "aerie.mostPods" .)) 1 }}
 {{- fail "config.learning.learn: one gateway learns in a folder; give replicas 1, without an autoscaler" }}
 {{- end }}
 {{- $rolling := .Values.strategy.rollingUpdate | default dict }}

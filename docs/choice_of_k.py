@@ -52,8 +52,9 @@ Tokens per second: divide by the seconds of a step. The best K is marked.
 {figure}
 
 K = 1 and K = 2 were timed at {first_ms} and {second_ms} ms: as costs never fall with K, both count
-with the mean (*Order*, below). And each position leans on the one before it with the weight of
-{prior:g} draft tokens, so that s2 is {s2} where {second} of {drafts:,} were accepted.
+with the mean (*Order*, below). And each position counts as if {prior:g} more draft tokens had been
+accepted at the rate of the one before it, so that s2 is {s2} where {second} of {drafts:,} were
+accepted.
 
 ## Every load has its own K
 
@@ -79,8 +80,8 @@ computes, and a step takes 110 ms instead of 39: K = 0 is best.
    per output token, times the tokens of the step, are added to those of the step.
 
 On a GPU only some K have CUDA graphs (`captured_ks`). Only these are chosen, and a fixed K that is
-none of them becomes the next smaller one. A step between two of them counts for the larger one, as
-that one's graph runs it.
+none of them becomes the next smaller one. A step whose drafts lie between two such K runs in the
+graph of the larger one, so that its seconds count for that one.
 
 ## Head or lookup
 
@@ -97,19 +98,19 @@ So the scheduler sends a `DraftPlan` with each step (`drafters/control/sources/`
 The worker takes the better source for each request. It skips the pass if the head would gain less
 over the lookups than the pass costs. Without a lookup that pays, the step is one of the head alone,
 at the K that was chosen as above. The head reads what it missed once the drafts that it could have
-made would have paid for that ([catch-up](glossary.md#catch-up)).
+made meanwhile would have saved that much time ([catch-up](glossary.md#catch-up)).
 
-Every match is compared with the tokens that then come, whether a lookup drafted them or not. That
-tells what lookups are worth while none is tried, and a failed lookup does not count against the
-head. Seconds are learnt in two parts: those of the target, by the mean number of draft tokens that
-it verifies, and those of the head's pass. So each price is known without the other. A pass that
-also reads a prompt, or what the head had missed, tells nothing of its price. Where few of many
-requests have drafts, what the step took beyond one without drafts is scaled up to one draft token
-of each request (`verification_costs.py`).
+While lookups are in use, every match is compared with the tokens that then come, whether a lookup
+drafted them or not. That tells what lookups are worth while none is tried, and a failed lookup does
+not count against the head. Seconds are learnt in two parts: those of the target, by the mean number
+of draft tokens that it verifies, and those of the head's pass. So each price is known without the
+other. A pass that also reads a prompt, or what the head had missed, tells nothing of its price.
+Where few of many requests have drafts, what the step took beyond one without drafts is scaled up to
+one draft token of each request (`verification_costs.py`).
 
-On vLLM's [V2 runner](glossary.md#v1-and-v2-model-runner), the first choice on a GPU, this is
-absent: the newest tokens are on the device alone. Beside a head nothing is looked up there, and
-what a grammar forces is not drafted. `GET /v1/speculation` names both in `absent_sources`, and
+vLLM's [V2 runner](glossary.md#v1-and-v2-model-runner), the first choice on a GPU, has no such plan:
+the newest tokens are on the device alone. Beside a head nothing is looked up there, and what a
+grammar forces is not drafted. `GET /v1/speculation` names both in `absent_sources`, and
 `VLLM_USE_V2_MODEL_RUNNER=0` starts an engine that has them. Without a head vLLM's own lookup runs
 on the device. All requests then get the same number of looked-up tokens; on V1 each gets its own.
 

@@ -31,6 +31,7 @@ FAULTS = {
         "control/test_acceptance control/sources/test_lookup_gains",
         [
             ("by_equal[equal] += 1", "by_equal[compared] += 1"),
+            ("min(compared, equal + 1)", "compared"),
             ("* count / drafted_before", ""),
             ("self._fade(requests)", "pass"),
             ("share *= rate", "share = rate"),
@@ -85,6 +86,7 @@ FAULTS = {
             ("self._leaving_zero.is_free = self._uses(self._drafter) and not drafted", "pass"),
             ("self._probes.allows(k, lost_seconds * rate, self._busy_s)", "True"),
             ("seconds * rate - made)", "seconds * rate)"),
+            ("max(0, before)", "0"),
             ("if self._k and self._batch_steps < steps:", "if False:"),
             (
                 "if not load.requests:  # it only reads prompts, and belongs to no batch",
@@ -137,6 +139,8 @@ FAULTS = {
             ("if mean or settled:", "if True:"),
             ("scaled = plain + max(0.0, share * (seconds - plain))", "scaled = seconds"),
             ("step.draft_seconds - reading_s", "reading_s"),
+            (" - load.cut_tokens", ""),
+            ("load.requests_drafted_at(0) - step", "load.requests - step"),
         ],
     ),
     "app/admission/queue.py": Faults(

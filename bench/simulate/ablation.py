@@ -175,7 +175,7 @@ def _engine(
     """An engine of two processes on a machine of its own, or of one on a shared machine: the
     default on a CPU."""
     if not shared:
-        return SimulatedEngine(place.hardware, policy, trace, rng, noise=NOISE, asynchronous=True)
+        return SimulatedEngine(place.hardware, policy, trace, rng, noise=NOISE, lag=1)
     return SimulatedEngine(
         place.hardware, policy, trace, rng, noise=NOISE, together=True,
         pace=SharedPace(seed), slow_after_drafts=SLOW_AFTER_DRAFTS,

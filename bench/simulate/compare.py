@@ -131,7 +131,7 @@ def steady(place: Place, seed: int, steps: int = STEPS) -> Steady:
     """Run adaptive K with as many endless requests as the place's concurrency."""
     rng = random.Random(seed)
     policy = adaptive(place.hardware, place.k_max, 128, rng)
-    engine = SimulatedEngine(place.hardware, policy, endless(place), rng, asynchronous=True)
+    engine = SimulatedEngine(place.hardware, policy, endless(place), rng, lag=1)
     totals = engine.run(steps)
     survival = list(place.survival)
     rates = [place.hardware.rate(place.concurrency, k, survival) for k in range(place.k_max + 1)]
@@ -184,7 +184,7 @@ def moving(name: str, seed: int, replicas: int = 1, place: Place | None = None) 
             arrivals = random.Random(f"{seed + replica} arrivals")
             policy = policies(rng)
             trace = make(of_random_lengths(survival, seed + replica), arrivals)
-            totals = SimulatedEngine(hardware, policy, trace, rng, asynchronous=True).run()
+            totals = SimulatedEngine(hardware, policy, trace, rng, lag=1).run()
             tokens += totals.tokens
             # In an open loop the tokens are the same with every K; the times of requests differ.
             seconds += totals.waited_s if is_open else totals.elapsed_s

@@ -52,8 +52,9 @@ class SimulationTotals:
 class SimulatedEngine:
     """Runs a trace under a policy.
 
-    With `asynchronous`, a step is observed one step late, as in vLLM. With `together`, steps are
-    observed `max_unobserved_steps` at a time, as with one process on a CPU. `pace` is how many
+    A step is observed when K of `lag` later ones is chosen too: 1 where vLLM's engine and worker
+    are processes of their own, 3 on its V2 runner. With `together`, steps are observed
+    `max_unobserved_steps` at a time, as with one process on a CPU. `pace` is how many
     times as long as on a quiet machine a step takes that begins at some second. The nth plain step
     after drafts takes 1 + `slow_after_drafts` / n times as long as later ones.
     """
@@ -68,14 +69,14 @@ class SimulatedEngine:
         max_requests: int = 256,
         noise: float = NOISE,
         pauses: float = PAUSES,
-        asynchronous: bool = False,
+        lag: int = 0,
         together: bool = False,
         pace: Callable[[float], float] = lambda second: 1.0,
         slow_after_drafts: float = 0.0,
     ) -> None:
         self.hardware, self.policy, self.trace, self._rng = hardware, policy, trace, rng
         self._max_requests, self._noise, self._pauses = max_requests, noise, pauses
-        self._lag, self._together = int(asynchronous), together
+        self._lag, self._together = lag, together
         self._pace, self._slow_after_drafts = pace, slow_after_drafts
         self._plain_steps = 0  # since a step made or verified drafts
         self._waiting: deque[Request] = deque()

@@ -13,8 +13,7 @@ class Acceptance:
     predecessors in the same draft were all accepted.
 
     Only verified draft tokens count, so that a K that varies does not bias the rates. The prior of
-    a position is the rate of the one before it. Counts fade by a discount, as in discounted UCB
-    (Garivier and Moulines, 2011).
+    a position is the rate of the one before it. Counts fade: the newest requests weigh most.
     """
 
     def __init__(self, k_max: int, tuning: Tuning) -> None:
@@ -39,35 +38,43 @@ class Acceptance:
         Each request discounts old counts, also at K = 0, so that few new trials outweigh them after
         text that was not drafted.
         """
-        if not self.trials:
-            return
-        self._fade(requests)
         # A request near its limit has fewer draft tokens. Trials of a position are the requests
         # accepted up to the one before, times the share of requests that have a draft token there.
         drafted_before = float(drafted[0]) if drafted else 0.0
         accepted_before = drafted_before
-        for i, (count, hits) in enumerate(zip(drafted, accepted, strict=False)):
-            if i == len(self.trials) or not count:
+        trials = []
+        for count, hits in zip(drafted, accepted, strict=False):
+            if not count:
                 break
-            self._observed = True
-            self._hits[i] += hits
-            self.trials[i] += accepted_before * count / drafted_before
+            trials.append(accepted_before * count / drafted_before)
             drafted_before = float(count)
             accepted_before = float(hits)
+        self._add(requests, trials, accepted)
 
     def observe_comparisons(self, comparisons: Iterable[tuple[int, int]]) -> None:
         """Learn from pairs (compared, equal), one for each draft: its first `compared` tokens were
         compared with the text that came, and the first `equal` of them are those of the text. Such
         drafts may never have been verified."""
-        by_compared, by_equal = [0] * (len(self.trials) + 1), [0] * (len(self.trials) + 1)
+        by_tried, by_equal = [0] * (len(self.trials) + 1), [0] * (len(self.trials) + 1)
         for compared, equal in comparisons:
-            by_compared[compared] += 1
+            by_tried[min(compared, equal + 1)] += 1  # up to the first that was not equal
             by_equal[equal] += 1
-        self.observe(sum(by_compared), counts_above(by_compared), counts_above(by_equal))
+        self._add(sum(by_tried), counts_above(by_tried), counts_above(by_equal))
+
+    def _add(self, requests: int, trials: Sequence[float], hits: Sequence[int]) -> None:
+        """Discount the old counts by so many requests, and add new ones by position."""
+        if not self.trials:
+            return
+        self._fade(requests)
+        for i, (tried, hit) in enumerate(zip(trials, hits, strict=False)):
+            if i < len(self.trials) and tried:
+                self._observed = True
+                self.trials[i] += tried
+                self._hits[i] += hit
 
     def limit_trials(self, trials: float) -> None:
-        """Let what was seen so far weigh no more than `trials` first draft tokens: another head
-        drafts from now on, much like the one before."""
+        """Let what was seen so far weigh no more than so many trials of the first position: another
+        head drafts from now on, much like the one before."""
         if self.trials and self.trials[0] > trials:
             share = trials / self.trials[0]
             self._hits = [share * hits for hits in self._hits]

@@ -77,7 +77,8 @@ class Controller:
         self._objective = objective or Objective()
         self._k = 0  # in force
         self._switches = 0
-        self._steps = 0  # observed
+        self._chosen = 0  # steps that `choose` was called for
+        self._steps = 0  # of these the observed ones
         self._busy_s = 0.0  # seconds of all steps
         self._load = Load(0)  # the latest
         self._bucket = -1  # of the latest batch (`bucket_of`); none yet
@@ -115,7 +116,7 @@ class Controller:
     def set_objective(self, objective: Objective) -> None:
         """Change the objective; raises ObjectiveError where the engine does not allow it."""
         objective.validated_for(self.k_max, self.sources)
-        drafted = self._uses(self._drafter) and self.k_limit > 0
+        drafted = self.k_limit > 0
         self._objective = objective
         self._apply_objective()
         # An operator who turns drafts on need not wait until they have paid for the catch-up.
@@ -124,10 +125,8 @@ class Controller:
     def _apply_objective(self) -> None:
         """Put a fixed K in force, let the sources of the objective draft, and forget the choice
         that is under way."""
-        if not self._objective.adapts:
+        if not self._objective.adapts or not self._uses(self._drafter):
             self._k = self.k_limit
-        if not self._uses(self._drafter):
-            self._k = 0
         self._planner.use(filter(self._uses, SOURCES))
         self._predictions: Predictions | None = None
         self._probe: Probe | None = None
@@ -141,7 +140,10 @@ class Controller:
 
     @property
     def k_limit(self) -> int:
-        """The largest K that may be next: a fixed K itself, if CUDA graphs have its steps."""
+        """The largest K that may be next: a fixed K itself, if CUDA graphs have its steps, and 0 if
+        the source whose K is chosen may not draft."""
+        if not self._uses(self._drafter):
+            return 0
         if self._objective.adapts:
             return self.k_max
         return self.ks[bisect_right(self.ks, self._objective.k or 0) - 1]
@@ -165,6 +167,7 @@ class Controller:
         Earlier steps may not be observed yet: a probe ends once its last step is observed.
         """
         self._note_load(load)
+        self._chosen += 1
         if not (self._objective.adapts and load.requests and self.costs.measured):
             return self._k
         if self._probe is None or self._probe.steps_to_choose == 0:
@@ -175,6 +178,7 @@ class Controller:
         # Plain steps count once they are settled; until then a probe of K = 0 goes on.
         if probe.k or self._traffic.is_settled:
             probe.steps_to_choose -= 1
+        probe.steps_to_charge += 1
         return probe.k
 
     def plan(self) -> DraftPlan | None:
@@ -237,8 +241,8 @@ class Controller:
         """Count what a step at K = 0 loses, and return whether drafts would by now have saved as
         many seconds as the drafter needs to catch up.
 
-        This is the ski-rental rule (Karlin et al., 1988): the cost is at most twice that of knowing
-        in advance how long the load will last.
+        To wait until the loss equals the price costs at most twice what it would to know in advance
+        how long the load will last (the ski-rental rule: Karlin et al., 1988).
         """
         account = self._leaving_zero
         if account.is_free:
@@ -285,24 +289,23 @@ class Controller:
         catch_up_s = self._catch_up_seconds(predictions.load) if k and self._k == 0 else 0.0
         lost_seconds = probe_loss_seconds(predictions, k, rate, catch_up_s, self._tuning)
         if self._probes.allows(k, lost_seconds * rate, self._busy_s):
-            self._probe = self._probes.begin(k, self._k, self._busy_s)
+            before = self._chosen - 1 - self._steps
+            self._probe = self._probes.begin(k, self._k, self._busy_s, max(0, before))
 
     def _charge_and_end_probe(self, probe: Probe, step: Step) -> None:
-        """Charge a step of a probe, up to the one that verifies its last drafts, with what the K in
-        force would have made in the same time. Each step counts at the rate of its own batch."""
+        """Charge a step of a probe with what the K in force would have made in the same time. Each
+        step counts at the rate of its own batch."""
         load = step.load
         predictions = self._predict(load)
         rate = self._planner.tokens_per_second(predictions, self._k)
-        probe.note(step)
-        if probe.observed:
-            expected = predictions.by_k[self._k_with_these_drafts(load)]
-            seconds = min(step.seconds, self._longest_seconds(predictions, step))
-            # Subtract the prompt reading that the K in force would also do.
-            seconds -= self._read_costs.prompt_seconds(load, self._k > 0)
-            # Expected tokens vary less than counted ones, but leave out lookups and spans.
-            made = step.tokens if step.others else expected.tokens
-            self._probes.charge(probe, seconds * rate - made)
-        if probe.ends_with(step, self._k):
+        expected = predictions.by_k[self._k_with_these_drafts(load)]
+        seconds = min(step.seconds, self._longest_seconds(predictions, step))
+        # Subtract the prompt reading that the K in force would also do.
+        seconds -= self._read_costs.prompt_seconds(load, self._k > 0)
+        # Expected tokens vary less than counted ones, but leave out lookups and spans.
+        made = step.tokens if step.others else expected.tokens
+        self._probes.charge(probe, seconds * rate - made)
+        if probe.has_ended:
             self._probes.end(probe, rate)
             self._probe = None
 
@@ -321,7 +324,8 @@ class Controller:
 
     def _k_with_these_drafts(self, load: Load) -> int:
         """The K at which a batch with these limits has the draft tokens that this load verifies,
-        for its expected tokens. (`StepLearner._k_of_verification_cost` is for its seconds.)"""
+        for its expected tokens. With limits K = 5 can verify as few as K = 2: its expected tokens
+        are those of 5, its seconds those of 2 (`StepLearner._k_of_verification_cost`)."""
         if load.padded:
             return self._predictor.captured_k(load.mean_k(load.draft_tokens))
         enough = (k for k in self.ks if load.draft_tokens_at(k) >= load.draft_tokens)
@@ -330,19 +334,22 @@ class Controller:
     # Learning
 
     def observe(self, step: Step) -> None:
-        """Learn from a step that has run. Steps come in order, each after `choose` of the next."""
+        """Learn from a step that has run. Steps come in the order of `choose`, which may have been
+        called for later ones too."""
         load = step.load
         self._steps += 1
         self._busy_s += step.seconds
         if self._objective.adapts:
             self._probes.earn(step)
         self.acceptance.observe(load.requests, step.drafted, step.accepted)
-        self._planner.observe_spans(step)
+        self._planner.observe_comparisons(step)
         self._traffic.average(step)
         if load.requests:
             self._learner.observe(step)
-            if self._probe is not None:
-                self._charge_and_end_probe(self._probe, step)
+        if self._probe is not None and self._probe.steps_before:
+            self._probe.steps_before -= 1
+        elif self._probe is not None and load.requests:
+            self._charge_and_end_probe(self._probe, step)
         self._traffic.update_backlog(step)
         self._totals.add(
             step, self._learner.decode_seconds(step), self._learner.plain_seconds(step)
@@ -364,10 +371,10 @@ class Controller:
         return {
             "objective": self._objective.objective,
             "k": self._k,
-            "batch_k": 0 if self._load.drafts_off else self._k,  # at which the batch is drafted for
+            "batch_k": 0 if self._load.drafts_off else self._k,  # 0: nobody may have drafts
             "k_max": self.k_max,
             "tpot_s": self._objective.tpot_s,
-            "batch": self._load.requests,  # that K was chosen for, and the costs are of
+            "batch": self._load.requests,  # that K was chosen for; at 0 the costs are of 1 request
             "waits_for_catch_up": self._leaving_zero.forgone_seconds > 0.0,
             "switches": self._switches,
             "available_sources": list(self.sources),

@@ -35,7 +35,7 @@ class MeasuredCost:
     log_seconds: float  # natural logarithm of a step's seconds at pace 0
     variance: float  # of `log_seconds` when it was last measured
     steps: int
-    measured_at_s: float  # busy seconds of the engine until then
+    measured_at_s: float  # seconds of the steps that the table was told of until then
 
 
 class CostTable:
@@ -45,7 +45,8 @@ class CostTable:
     every step corrects a part. Its variance falls with every step and grows with time. The pace is
     what all K have in common just now: a hot device, a busy neighbour. Steps of one K tell it for
     all. Batches and K between measured ones are interpolated; a K beyond all of them is estimated
-    in the proportion of `Tuning.guessed_terms`. Costs never fall with K: isotonic regression.
+    in the proportion of `Tuning.guessed_terms`. Costs never fall with K: where the estimates do,
+    neighbours get their mean (`monotone`). Time is the seconds that the table is told of.
     """
 
     def __init__(self, ks: Sequence[int], tuning: Tuning) -> None:
@@ -53,7 +54,7 @@ class CostTable:
         self._by_k: dict[int, dict[int, MeasuredCost]] = {k: {} for k in ks}  # then by bucket
         self.noise = tuning.step_noise  # variance of one step around its cost, of late
         self._pace = 0.0  # natural logarithm of how many times as long all steps take just now
-        self._now_s = 0.0  # busy seconds of the engine
+        self._now_s = 0.0  # seconds of all steps that the table was told of
 
     @property
     def measured(self) -> bool:
@@ -109,7 +110,7 @@ class CostTable:
         largest = self._largest_deviation(total_variance)
         deviation = max(-largest, min(largest, deviation))
         self._track_noise(deviation**2 - variance - extra_variance)
-        weight = variance / total_variance  # as in a Kalman filter of one value
+        weight = variance / total_variance  # the less certain the cost, the more it is corrected
         measured.log_seconds += weight * deviation
         measured.variance = variance * (1.0 - weight)
         measured.steps += 1
@@ -139,7 +140,8 @@ class CostTable:
         return entries[bucket]
 
     def _track_noise(self, squared: float) -> None:
-        """Average the squared deviation of steps that nothing else explains."""
+        """Average the squared deviation of steps that nothing else explains. Each counts as at
+        least `Tuning.step_noise`, so that the average is somewhat above the variance."""
         tuning = self._tuning
         noise = max(tuning.step_noise, squared)
         self.noise += (noise - self.noise) / tuning.noise_memory_steps
@@ -223,8 +225,8 @@ class CostTable:
 
 
 def monotone(values: Sequence[float], weights: Sequence[float]) -> list[float]:
-    """The nearest sequence to `values` that never falls, by weighted squares: isotonic regression,
-    which pools neighbours that are out of order (Ayer et al., 1955)."""
+    """The nearest sequence to `values` that never falls, by weighted squares. Neighbours out of
+    order get their weighted mean (isotonic regression: Ayer et al., 1955)."""
     pools: list[tuple[float, float, int]] = []  # (mean, weight, number of values)
     for value, weight in zip(values, weights, strict=True):
         mean, mass, count = value, weight, 1

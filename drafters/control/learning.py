@@ -34,7 +34,7 @@ class StepLearner:
         self._learn_read_costs(step)
         if read_cost_is_known:
             target_reading_s = self._read_costs.target.seconds * step.load.prefill_tokens
-            self._planner.observe(step, target_reading_s, self._traffic.is_settled)
+            self._planner.observe_seconds(step, target_reading_s, self._traffic.is_settled)
         if read_cost_is_known and reading_s < step.seconds and self._is_steady(step):
             seconds = step.seconds - reading_s
             variance = self._read_costs.variance_beside(reading_s, seconds)
@@ -45,7 +45,8 @@ class StepLearner:
 
     def _learn_read_costs(self, step: Step) -> None:
         """Learn from what a step took beyond a steady one that verifies as many draft tokens: the
-        target's reading of prompts, and the drafter's of prompts and of what it had missed."""
+        target's reading of prompts, and the drafter's of prompts and of what it had missed. The
+        first pass after K = 0 counts as reading too: leaving K = 0 costs that pass."""
         load = step.load
         is_drafting = step.k > 0
         k_verified = self._k_of_verification_cost(step)
@@ -77,7 +78,8 @@ class StepLearner:
         return k_drafted > 0 or self._traffic.is_settled
 
     def _k_of_verification_cost(self, step: Step) -> int:
-        """The K whose steps verify as many draft tokens a request, on average."""
+        """The K whose steps take as many seconds: those that verify as many draft tokens a request,
+        on average."""
         return self._predictor.captured_k(step.load.mean_k(step.load.draft_tokens))
 
     def decode_seconds(self, step: Step) -> float:
@@ -90,10 +92,13 @@ class StepLearner:
         return self._read_costs.measured_drafter_seconds_per_token * step.load.prefill_tokens
 
     def plain_seconds(self, step: Step) -> float:
-        """Seconds that the step's tokens would have taken at K = 0, its prompts read as well."""
+        """Seconds of decoding that the step's tokens would have taken at K = 0, its prompts read as
+        well; 0 for a step that only reads prompts."""
         load = step.load
+        if not load.requests:
+            return 0.0
         has_drafts = step.k or load.draft_tokens
-        if not has_drafts or not load.requests or not self._costs.measured:
+        if not has_drafts or not self._costs.measured:
             return step.seconds
         plain_seconds = self._planner.plain_seconds(load.requests)
         if not plain_seconds:

@@ -18,6 +18,7 @@ class Load(NamedTuple):
     context_tokens: int = 0  # tokens in the KV cache that the step attends to, over all requests
     # Draft tokens that the step before made, of all requests: verified here, or cut by a grammar.
     draft_tokens: int = 0
+    cut_tokens: int = 0  # of these the ones that were cut
     # [i]: how many of `requests` may have more than i draft tokens. Empty if no request has a limit
     # below the largest K.
     requests_by_draft_limit: tuple[int, ...] = ()
@@ -72,8 +73,8 @@ class SourceCounts(NamedTuple):
 
 
 class Match(NamedTuple):
-    """The end of a request's text that also occurs earlier in it, and how many of the tokens that
-    the next step made are those that followed the earlier occurrence."""
+    """The last tokens of a request also stand earlier in its text. Compares what followed there
+    with what the next step made."""
 
     length: int  # tokens of the text's end that occur earlier
     compared: int  # tokens that the step made, at most as many as a lookup drafts
@@ -81,8 +82,7 @@ class Match(NamedTuple):
 
 
 class Span(NamedTuple):
-    """A text that a grammar left no choice about, and how far the step that followed was made of
-    its tokens."""
+    """A grammar allowed one text only. Compares its tokens with those that the next step made."""
 
     compared: int  # tokens that the step made, up to the length of the span
     equal: int  # of those the first that were the span's
@@ -92,8 +92,8 @@ class Step(NamedTuple):
     """What a finished step took and made."""
 
     load: Load
-    # Draft tokens of the head per request that the step makes at its end; 0 where it drafts for
-    # nobody, though it may read prompts.
+    # Draft tokens per request that the head is asked for at the step's end, also where the step
+    # only reads prompts; 0 where the plan of its sources lets the head draft for nobody.
     k: int
     seconds: float  # wall time without idling
     tokens: int  # output tokens it made
@@ -113,8 +113,8 @@ class Step(NamedTuple):
 class Policy(Protocol):
     """Chooses K for each step and learns from what the steps did.
 
-    Calls come in step order. A step is observed after `choose` of the next one, or later, when up
-    to `max_unobserved_steps` steps are observed in a row. Steps that made nothing may be left out.
+    Calls come in step order, and each step that K is chosen for is observed. `choose` may have been
+    called for later steps by then, and up to `max_unobserved_steps` are observed in a row.
     """
 
     @property

@@ -26,8 +26,8 @@ class KPrediction:
     tokens: float  # over all requests
     goodput: float  # tokens per second, with the drafter's reading of prompts
     value: float  # what to maximise: goodput, or 1 / TPOT (`Objective.values`)
-    optimistic_value: float  # upper confidence bound of `value`
-    times_as_good: float  # upper confidence bound of the goodput over the goodput: 1 or more
+    optimistic_value: float  # what `value` may be, if cost and acceptance are better than estimated
+    times_as_good: float  # how many times the estimated goodput it may then be: 1 or more
 
     @property
     def steady_tokens_per_second(self) -> float:

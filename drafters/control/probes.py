@@ -14,22 +14,18 @@ PLAIN, DRAFT, DEEPER, SHALLOWER = "plain", "draft", "deeper", "shallower"  # kin
 
 @dataclass(slots=True)
 class Probe:
-    """A few steps with another K."""
+    """A few steps with another K, and the step behind them, which verifies their last drafts."""
 
     k: int
-    steps_to_choose: int  # steps that `choose` still has to give its K
-    observed: bool = False  # whether a step at its K has been observed
+    steps_to_choose: int  # steady steps that `choose` still has to give its K
+    steps_before: int  # chosen before the probe, and not observed yet
+    steps_to_charge: int = 1  # chosen at its K and not observed yet, and the one behind them
     lost_tokens: float = 0.0  # to what the K in force would have made; below 0 where it gained
 
-    def note(self, step: Step) -> None:
-        """Note whether a finished step was one at the probe's K, without lookups."""
-        self.observed |= step.k == self.k and not step.looked_up
-
-    def ends_with(self, step: Step, k_in_force: int) -> bool:
-        """Whether a finished step is the last one to charge: that which verified the last drafts of
-        the probe's K, once `choose` has given it to all steps. If the probe's K has come into
-        force, no step with another K follows."""
-        return self.steps_to_choose == 0 and (step.k != self.k or self.k == k_in_force)
+    @property
+    def has_ended(self) -> bool:
+        """Whether every step of the probe is chosen and charged."""
+        return self.steps_to_choose == 0 and self.steps_to_charge == 0
 
 
 def k_to_probe(
@@ -129,16 +125,18 @@ class ProbeBudget:
             return True
         return self.allowance_tokens >= loss_tokens
 
-    def begin(self, k: int, k_in_force: int, busy_s: float) -> Probe:
-        """Count and return a new probe of K. A step that drafts for the first time verifies
-        nothing, so that a probe with drafts takes one step more."""
+    def begin(self, k: int, k_in_force: int, busy_s: float, steps_before: int = 0) -> Probe:
+        """Count and return a new probe of K, begun while `steps_before` steps were not observed. A
+        step that drafts for the first time verifies nothing, so that a probe with drafts takes one
+        step more."""
         self.count_by_kind[_kind(k, k_in_force)] += 1
         if k == 0:
             self._plain_began_s = busy_s
-        return Probe(k, self._tuning.probe_steps + (k > 0))
+        return Probe(k, self._tuning.probe_steps + (k > 0), steps_before)
 
     def charge(self, probe: Probe, tokens: float) -> None:
         """Take what a step of a probe lost from the allowance; below 0 it gained."""
+        probe.steps_to_charge -= 1
         probe.lost_tokens += tokens
         self.allowance_tokens -= tokens
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from typing import Any
 
-from drafters.config import HEAD, SOURCES
+from drafters.config import SOURCES
 from drafters.control.acceptance import Acceptance
 from drafters.control.policy import Step
 from drafters.control.predictions import KPrediction
@@ -19,7 +19,7 @@ Row = Mapping[str, float]
 class Totals:
     """Sums over all steps. They only grow, like counters: a reader makes rates and ratios."""
 
-    def __init__(self, k_max: int, drafter: str = HEAD) -> None:
+    def __init__(self, k_max: int, drafter: str) -> None:
         """`drafter` is the source of which K is chosen."""
         self._drafter = drafter
         self._counts = {
@@ -52,8 +52,7 @@ class Totals:
         self._phases["control"] += step.control_seconds
         self._phases["other"] += max(0.0, step.seconds - known_seconds)
         self._sums["decode_seconds"] += decode_seconds
-        if step.load.requests:
-            self._sums["plain_seconds"] += plain_seconds
+        self._sums["plain_seconds"] += plain_seconds
 
     def snapshot(self) -> dict[str, Any]:
         """The sums as plain data for JSON."""

@@ -9,7 +9,7 @@ from drafters.control.tuning import Tuning
 
 
 class Traffic:
-    """Averages over recent steps, and the drafter's backlog."""
+    """Prompt and output tokens of recent steps, and the tokens that the drafter has not read."""
 
     def __init__(self, catch_up_tokens: int, tuning: Tuning) -> None:
         self._catch_up_tokens = catch_up_tokens  # per request, that the drafter reads at most

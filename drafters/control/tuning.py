@@ -26,12 +26,13 @@ class Tuning:
     """
 
     # Acceptance.
-    acceptance_memory: float = 1000.0  # first draft tokens remembered: a standard error of 1.5%
-    prior_acceptance: float = 0.7  # of a first draft token before any: between published heads
+    acceptance_memory: float = 1000.0  # requests' drafts remembered: a standard error of 1.5%
+    prior_acceptance: float = 0.7  # at the first position before any: between published heads
     # Trials that a prior weighs: that of the first position, and at each later one the rate of the
     # position before it.
     prior_trials: float = 16.0
-    # What the rates of a head weigh after a swap, in first draft tokens: under a second of service.
+    # What the rates of a head weigh after a swap, in trials of the first position: under a second
+    # of service.
     swapped_trials: float = 64.0
 
     # Lookups.
@@ -57,7 +58,7 @@ class Tuning:
     # Variance of a cost before service measures it, and the most that it can have. Beside a busy
     # process, steps of the calibration took up to 3.5 times as long: 2.5 standard deviations.
     unmeasured_variance: float = 0.25
-    octave_variance: float = 0.25  # variance added at twice or half the batch that was measured
+    octave_variance: float = 0.25  # variance added at twice or half the measured batch (an octave)
     settling_s: float = 0.1  # for which plain steps are slow after drafts; measured: 22 switches
     # Proportions by which a measured cost is carried to other batches and K. They are low, so that
     # a K which may be cheap is tried, and thereby measured.
@@ -74,8 +75,8 @@ class Tuning:
     unsettled_prediction_steps: int = 2  # the same while the batch or its K is new
 
     # Probes: a few steps with another K.
-    # A K is tried if its upper confidence bound is above the value of the K in force: its cost and
-    # its acceptance each so many standard deviations better than estimated.
+    # A K is tried if it would be better than the K in force, were its cost and its acceptance each
+    # so many standard deviations better than estimated.
     optimism: float = 2.0
     probe_steps: int = 2  # steady steps of a probe: noise of 7%, below what K differ by
     probe_share: float = 0.006  # share of the tokens that probes may lose; all control may cost 1%

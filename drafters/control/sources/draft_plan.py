@@ -1,9 +1,9 @@
 """Which source drafts for each request of a step: by what the drafts of each are worth.
 
 Worth is counted in tokens. The *gain* of a draft of n tokens is the tokens that are accepted of it,
-less their *price*: the tokens that the batch would have made in the time that verifying n takes (an
-opportunity cost). The scheduler knows these gains, and puts them into a plan; the worker alone
-knows the newest tokens before the head's pass, and so which request has a match in its text.
+less their *price*: the tokens that the batch would have made in the time that verifying n takes.
+The scheduler knows these gains, and puts them into a plan; the worker alone knows the newest tokens
+before the head's pass, and so which request has a match in its text.
 """
 
 from __future__ import annotations
@@ -43,11 +43,12 @@ class DraftPlan(NamedTuple):
     """What each source of drafts is worth in a step, in tokens."""
 
     lookups: tuple[Worth, ...]  # by class of the match
-    # If some request has a lookup that pays: how many draft tokens of the head, K at most, gain
-    # most, and that gain for one request before the price of the pass. 0 where no number pays.
+    # Where some request has a lookup that pays: the number of the head's tokens, at most K, with
+    # the largest gain for one request, and that gain before the pass is paid for. 0 if none gains.
     head_k: int = 0
     head_gain: float = 0.0
-    # If no request has one: the head's gain for one request at K, at least what the pass costs it.
+    # Where none has: the gain of K tokens of the head for one request. It is never below its share
+    # of the pass, as K was chosen with the pass paid for.
     alone_gain: float = 0.0
     pass_price: float = 0.0  # of a pass of the head for one request
     further_price: float = 0.0  # added for each further request of the pass

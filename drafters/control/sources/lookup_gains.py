@@ -16,8 +16,8 @@ from drafters.control.tuning import Tuning
 class LookupGains:
     """The gains of lookups by class of the match.
 
-    Every match is compared with the tokens that came, drafted from or not. So it is known what
-    lookups are worth while none drafts.
+    While lookups are in use, every match is compared with the tokens that came, drafted from or
+    not. So it is known what lookups are worth while none drafts.
     """
 
     def __init__(self, max_lookup_tokens: int, tuning: Tuning) -> None:

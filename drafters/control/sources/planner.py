@@ -129,16 +129,16 @@ class SourcePlanner:
             return None
         return self._verification_costs.plain_seconds(requests)
 
-    def observe_spans(self, step: Step) -> None:
-        """Learn how often the tokens of forced spans are right."""
+    def observe_comparisons(self, step: Step) -> None:
+        """Learn how often the tokens of lookups and forced spans are right."""
+        if self._lookups is not None:
+            self._lookups.observe(step)
         if self._spans is not None:
             self._spans.observe(step)
 
-    def observe(self, step: Step, reading_s: float, settled: bool) -> None:
-        """Learn what lookups are worth and what verifying takes from a step in which the target
-        read prompts for `reading_s`. `settled` is `Traffic.is_settled`."""
-        if self._lookups is not None:
-            self._lookups.observe(step)
+    def observe_seconds(self, step: Step, reading_s: float, settled: bool) -> None:
+        """Learn what verifying and a pass of the head take from a step in which the target read
+        prompts for `reading_s`. `settled` is `Traffic.is_settled`."""
         if self._verification_costs is not None:
             self._verification_costs.observe(step, reading_s, settled)
 

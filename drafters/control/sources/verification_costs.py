@@ -47,28 +47,30 @@ class VerificationCosts:
         seconds = step.seconds - step.draft_seconds - reading_s
         if not load.requests or seconds <= 0.0:
             return
-        mean = min(load.mean_k(load.draft_tokens), self._max_draft_tokens)
+        verified = load.draft_tokens - load.cut_tokens
+        mean = min(load.mean_k(verified), self._max_draft_tokens)
         if mean or settled:
-            scaled, variance = self._scaled(load, mean, seconds)
+            share = mean * load.requests / verified if mean else 1.0
+            scaled, variance = self._scaled(load.requests, share, seconds)
             variance += self._read_costs.variance_beside(reading_s, seconds)
             self.verification.observe(load.requests, mean, scaled, variance)
-        drafted_for = load.requests - step.looked_up
+        drafted_for = load.requests_drafted_at(0) - step.looked_up
         reads_more = load.prefill_tokens or step.missed_tokens_read
         if step.k and step.draft_seconds and drafted_for > 0 and not reads_more:
             self._passes.observe(drafted_for, step.k, step.draft_seconds)
         self._average_rate(step, seconds + step.draft_seconds)
 
-    def _scaled(self, load: Load, mean: int, seconds: float) -> tuple[float, float]:
-        """Scale the seconds of a step to `mean` draft tokens per request, the nearest whole number.
-        Returns these seconds, and the variance that scaling adds to their logarithm.
+    def _scaled(self, requests: int, share: float, seconds: float) -> tuple[float, float]:
+        """Scale the seconds of a step to `share` times its draft tokens, which is the nearest whole
+        number for each request. Returns these seconds, and the variance that scaling adds to their
+        logarithm.
 
         If few of many requests have drafts, that number is 1, though the step verified fewer draft
         tokens: unscaled, its seconds would make one of each request look as cheap as those few.
         """
-        share = mean * load.requests / load.draft_tokens if mean else 1.0
         if abs(share - 1.0) < self._tuning.unscaled_share or not self.verification.measured:
             return seconds, 0.0
-        plain = self.verification.row(load.requests)[0].seconds
+        plain = self.verification.row(requests)[0].seconds
         scaled = plain + max(0.0, share * (seconds - plain))
         noise = self._tuning.step_noise * ((share * seconds / scaled) ** 2 - 1.0)
         return scaled, max(0.0, noise)

@@ -248,6 +248,7 @@ def load_of(
         prefill_tokens=scheduled.total_num_scheduled_tokens - drafts - len(decoding),
         context_tokens=context,
         draft_tokens=drafts + cut,
+        cut_tokens=cut,
         requests_by_draft_limit=by_limit,
         padded=padded,
         drafts_off=all(limits.get(name) == 0 for name in scheduled.num_scheduled_tokens),

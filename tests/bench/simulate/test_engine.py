@@ -56,17 +56,17 @@ def test_expected_tokens_end_with_the_request() -> None:
         assert totals.expected_tokens == pytest.approx(totals.tokens, rel=0.02)
 
 
-def test_observations_come_in_order_and_late_when_asynchronous() -> None:
+def test_observations_come_in_order_and_as_late_as_said() -> None:
     class Recorder(Fixed):
         seen: int = 0
 
         def observe(self, step: Step) -> None:
             self.seen += 1
 
-    for asynchronous, missing in ((False, 0), (True, 1)):
+    for lag in (0, 1, 3):
         policy = Recorder(2, 7)
-        engine(policy, [(math.inf, 2)], output=10**9, asynchronous=asynchronous).run(steps=50)
-        assert policy.seen == 50 - missing
+        engine(policy, [(math.inf, 2)], output=10**9, lag=lag).run(steps=50)
+        assert policy.seen == 50 - lag
 
 
 def test_catching_up_costs_what_was_skipped_up_to_a_limit() -> None:

@@ -79,7 +79,7 @@ def engine(
     output: int = 100,
     pauses: float = 0.0,
     noise: float = 0.03,
-    asynchronous: bool = True,
+    lag: int = 1,
     together: bool = False,
     limits: Sequence[int | None] = (None,),
     seed: int = 0,
@@ -89,7 +89,7 @@ def engine(
     return SimulatedEngine(
         hardware, policy,
         Clients(shape, lambda: Request(survival, prompt, output, limit=next(turns))),
-        random.Random(seed), noise=noise, pauses=pauses, asynchronous=asynchronous,
+        random.Random(seed), noise=noise, pauses=pauses, lag=lag,
         together=together,
     )  # fmt: skip
 

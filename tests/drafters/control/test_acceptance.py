@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,6 +31,23 @@ def test_each_position_has_the_rate_of_its_own_drafts() -> None:
     """Catches: hits or trials counted one position off."""
     found = learned((0.9, 0.5, 0.2))
     assert found.conditional() == pytest.approx([0.9, 0.5, 0.2], abs=0.02)
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 8])
+def test_comparisons_tell_the_same_one_by_one_and_together(at_once: int) -> None:
+    """Drafts that are verified are compared up to their first wrong token, others with all tokens
+    of their step. Catches: a rate of .50 at the second position that counts as .66 with two
+    drafts a step and as .89 with eight, as if it did not depend on the draft how far it is
+    compared."""
+    found, rng = Acceptance(3, TUNING), random.Random(0)
+    for _ in range(8000 // at_once):
+        comparisons = []
+        for _ in range(at_once):
+            right = next((i for i in range(3) if rng.random() < 0.5), 3)
+            compared = rng.choice([min(3, right + 1)] * 8 + [1, 3])
+            comparisons.append((compared, min(right, compared)))
+        found.observe_comparisons(comparisons)
+    assert found.conditional() == pytest.approx([0.5, 0.5, 0.5], abs=0.08)
 
 
 def test_survival_is_of_the_position_itself_and_all_before() -> None:

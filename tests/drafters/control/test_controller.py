@@ -91,7 +91,7 @@ def test_the_first_half_minute_at_a_load_is_near_the_best(requests: int) -> None
         for policy in policies:
             totals = engine(
                 policy, [(math.inf, requests)], hardware=TWO_CORES, survival=MIXED, prompt=85,
-                output=128, noise=0.08, asynchronous=False, seed=seed,
+                output=128, noise=0.08, lag=0, seed=seed,
             ).run(until=30.0)  # fmt: skip
             rates.append(totals.tokens / totals.elapsed_s)
         ratios.append(rates[-1] / max(rates[:-1]))
@@ -410,6 +410,14 @@ def test_steering_takes_effect_at_the_next_step() -> None:
     assert policy.choose(Load(64)) == 2
     policy.set_objective(Objective(THROUGHPUT))
     assert policy.choose(Load(1)) != 0 and policy.k_limit == K_MAX
+
+
+def test_no_slots_are_kept_for_a_head_that_may_not_draft() -> None:
+    policy = Controller(3, lookup_tokens=8)
+    policy.set_objective(Objective(sources=("lookup",)))
+    assert policy.choose(Load(1)) == policy.k_limit == 0
+    policy.set_objective(Objective(sources=("head", "lookup")))
+    assert policy.k_limit == 3
 
 
 def test_the_state_tells_of_a_steered_k_at_once() -> None:

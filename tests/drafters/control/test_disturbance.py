@@ -58,7 +58,7 @@ def seconds_until_drafts(
     """Of requests, from when the disturbance is over until K is above 0."""
     run = engine(
         policy, [(math.inf, requests)], hardware=beside(seed + 1000) if disturbed_s else SMOLLM2,
-        survival=HUMANEVAL, prompt=24, output=96, asynchronous=False, together=True, seed=seed,
+        survival=HUMANEVAL, prompt=24, output=96, lag=0, together=True, seed=seed,
     )  # fmt: skip
     for _ in run.steps():
         now = run.totals.elapsed_s - disturbed_s
@@ -96,7 +96,7 @@ def test_between_disturbances_it_is_as_fast_as_without(requests: int) -> None:
         policy, busy = calibrated(SMOLLM2.steady), beside(1)
         run = engine(
             policy, [(300.0, requests)], hardware=SMOLLM2, survival=HUMANEVAL, prompt=24, output=96,
-            asynchronous=False, together=True, seed=1,
+            lag=0, together=True, seed=1,
         )  # fmt: skip
         tokens, seconds = 0, 0.0
         for step in run.steps():
@@ -116,7 +116,7 @@ def test_steps_that_vary_much_leave_other_k_their_probes() -> None:
     policy = calibrated(lambda n, k: SMOLLM2.steady(n, k) * (2.5 if k > 2 else 1.0))
     run = engine(
         policy, [(math.inf, 4)], hardware=SMOLLM2, survival=easy, output=10**9, noise=0.12,
-        asynchronous=False, seed=1,
+        lag=0, seed=1,
     )  # fmt: skip
     run.run(until=300.0)
     assert policy.snapshot()["k"] == 5
@@ -128,7 +128,7 @@ def test_a_pause_in_a_probe_does_not_end_probing() -> None:
     policy = calibrated(SMOLLM2.steady)
     run = engine(
         policy, [(math.inf, 4)], hardware=SMOLLM2, survival=HUMANEVAL, output=10**9, noise=0.08,
-        asynchronous=False,
+        lag=0,
     )  # fmt: skip
     observe, paused = policy.observe, False
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import pytest
 
 from drafters.control.controller import Controller
@@ -17,17 +19,20 @@ CATCH_UP_TOKENS = 64
 
 @pytest.mark.parametrize(("every", "prompt"), [(10**9, 0), (7, 100), (20, 500), (50, 500), (11, 9)])
 @pytest.mark.parametrize(("kind", "drafting_s"), [(PLAIN, 6e-3), (DRAFT, 10.1e-3)])
+@pytest.mark.parametrize("lag", [0, 1, 3])
 def test_a_probe_is_charged_what_it_loses(
-    kind: str, drafting_s: float, every: int, prompt: int
+    lag: int, kind: str, drafting_s: float, every: int, prompt: int
 ) -> None:
     """Every step is exact, every draft accepted, and one step in `every` reads a prompt. Without
-    probes, the same tokens and prompts would have taken `usual` seconds. Catches: the drafter's
-    reading credited twice or to a K in force that does not read, or cut off where the prompt is
-    longer than the step."""
+    probes, the same tokens and prompts would have taken `usual` seconds. A step is observed when
+    `lag` later ones are chosen. Catches: the drafter's reading credited twice or to a K in force
+    that does not read, or cut off where the prompt is longer than the step; a probe that ends with
+    a step from before it, and is charged nothing."""
     policy = Controller(1, catch_up_tokens=CATCH_UP_TOKENS, tuning=Tuning(probe_share=0.02))
     policy.load_calibration([Cell(1, 0, PLAIN_S, 16), Cell(1, 1, drafting_s, 16)])
     k_in_force = int(kind == PLAIN)
     step_s, step_tokens = (drafting_s, 2) if k_in_force else (PLAIN_S, 1)
+    unobserved: deque[Step] = deque()
     drafts = unread = 0
     actual = usual = before = 0.0
     for number in range(12_000):
@@ -38,9 +43,11 @@ def test_a_probe_is_charged_what_it_loses(
         verification = (drafting_s - PLAIN_S - DRAFTER_S) * drafts
         seconds = PLAIN_S + verification + TARGET_TOKEN_S * read + drafter
         tokens = 1 + drafts
-        policy.observe(
+        unobserved.append(
             Step(load, k, seconds, tokens, (1,) * drafts, (1,) * drafts, draft_seconds=drafter)
         )
+        if len(unobserved) > lag:
+            policy.observe(unobserved.popleft())
         unread = 0 if k else min(CATCH_UP_TOKENS, unread + read + tokens)
         drafts = k
         if number == 3000:  # costs and acceptance are learned

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from drafters.config import HEAD
 from drafters.control.acceptance import Acceptance
 from drafters.control.controller import Controller
 from drafters.control.cost_table import Cell
@@ -60,10 +61,10 @@ def test_costs_are_by_k() -> None:
 
 
 def test_totals_are_by_k_and_position_and_cut_off_from_what_was_told() -> None:
-    totals = Totals(2)
+    totals = Totals(2, HEAD)
     totals.add(Step(Load(3, draft_tokens=6), 1, 0.5, 5, (3, 3), (2, 0), 0.3, 0.1), 0.5, 0.9)
     told = totals.snapshot()
-    totals.add(Step(Load(0, prefill_tokens=9), 0, 0.1, 0, (), ()), 0.0, 0.1)
+    totals.add(Step(Load(0, prefill_tokens=9), 0, 0.1, 0, (), ()), 0.0, 0.0)
     assert told["steps"] == [0, 1, 0]
     assert (told["drafted"], told["accepted"]) == ([3, 3], [2, 0])
     assert (told["tokens"], told["decode_seconds"], told["plain_seconds"]) == (5, 0.5, 0.9)
@@ -111,7 +112,7 @@ def test_the_speed_up_pays_for_the_drafter_to_read_long_prompts(chunks: int, las
 
 def test_totals_are_by_source_too() -> None:
     """Catches: drafts of a lookup among the head's, which have positions."""
-    totals = Totals(2)
+    totals = Totals(2, HEAD)
     lookup = SourceCounts("lookup", (2, 2, 1), (1, 1, 0))
     totals.add(Step(Load(3), 1, 0.5, 5, (3, 3), (2, 0), others=(lookup,)), 0.5, 0.9)
     told = totals.snapshot()

@@ -85,7 +85,7 @@ def head_at_two(requests: int) -> tuple[SourcePlanner, Predictions]:
     load = Load(requests, draft_tokens=2 * requests)
     seconds = PLAIN_S + 2 * requests * DRAFT_S + PASS_S
     for _ in range(300):
-        planner.observe(
+        planner.observe_seconds(
             Step(load, 2, seconds, 2 * requests, (), (), draft_seconds=PASS_S), 0.0, settled=True
         )
     prediction = KPrediction(2, seconds, 0.01, 2.0 * requests, 1.0, 1.0, 1.0, 1.0)

@@ -43,6 +43,29 @@ def test_steps_in_which_few_requests_have_drafts_tell_what_a_draft_token_takes(d
     assert taught(16, drafts).prices(16, 1.0)[1] == pytest.approx(DRAFT_S, rel=0.15)
 
 
+def test_tokens_that_a_grammar_cut_are_not_verified() -> None:
+    """The head made three tokens for each request, of which the grammar left one. Catches: the
+    seconds of one as the price of three."""
+    made = costs()
+    cut = step(4, 4)
+    cut = cut._replace(load=cut.load._replace(draft_tokens=12, cut_tokens=8))
+    for _ in range(300):
+        made.observe(cut, 0.0, settled=True)
+    assert made.prices(4, 1.0)[3] == pytest.approx(3 * DRAFT_S, rel=0.15)
+
+
+def test_the_heads_pass_is_over_the_requests_that_may_have_drafts() -> None:
+    """Catches: a pass over two of eight requests as the price of eight."""
+    made = costs()
+    few = step(8, 4, k=2)
+    few = few._replace(load=few.load._replace(requests_by_draft_limit=(2, 2, 2)))
+    for _ in range(300):
+        made.observe(few, 0.0, settled=True)
+    assert made.pass_seconds(2, 2)[0] == pytest.approx(PASS_S, rel=0.2)
+    first_s, further_s = made.pass_seconds(8, 2)
+    assert first_s + 7 * further_s > 1.1 * PASS_S
+
+
 def test_seconds_are_priced_in_the_tokens_of_the_batch() -> None:
     """More draft tokens than were ever verified cost in proportion."""
     made = taught(1, 4)

@@ -1,4 +1,4 @@
-"""Detects an engine that hangs: its process may live and be stuck in a step for ever."""
+"""Detects a copy of the engine that hangs: its process may live and be stuck in a step for ever."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class HangDetector:
-    """Measures how long the engine has made no output while it had requests.
+    """Measures how long one copy of the engine has made no output while it had requests.
 
     Only an output ends a silence. That all requests have left says nothing: a client may give up
     and try again before each `timeout_s` is over.
@@ -31,7 +31,7 @@ class HangDetector:
         self.silent_s = 0.0
 
     def hung(self, requests: int, outputs: int) -> bool:
-        """Check the engine: True once it has been silent for `timeout_s`.
+        """Check the copy: True once it has been silent for `timeout_s`.
 
         `requests` is how many it has now, `outputs` how many it has made so far.
         """

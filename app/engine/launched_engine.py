@@ -100,12 +100,16 @@ class LaunchedEngine:
 
     async def end_of(self, hang_timeout_s: float, stopping: asyncio.Event) -> str:
         """Wait until it has ended or is `stopping`, which returns DIED, or hangs, which returns
-        HUNG: it made no output for `hang_timeout_s` while requests ran."""
+        HUNG: one of its copies (data-parallel) made no output for `hang_timeout_s` while requests
+        ran on it."""
         llm, steps = self.running
-        hang_detector = HangDetector(hang_timeout_s, 2 * WATCH_INTERVAL_S)
+        hang_detectors = [
+            HangDetector(hang_timeout_s, 2 * WATCH_INTERVAL_S) for _ in llm.unfinished
+        ]
         while not (llm.errored or stopping.is_set()):
-            if hang_detector.hung(llm.unfinished, steps.outputs):
-                return HUNG
+            for copy, requests in enumerate(llm.unfinished):
+                if hang_detectors[copy].hung(requests, steps.outputs[copy]):
+                    return HUNG
             await asyncio.sleep(WATCH_INTERVAL_S)
         return DIED
 

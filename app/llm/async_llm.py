@@ -6,6 +6,7 @@ import asyncio
 import logging
 import sys
 from asyncio import FIRST_COMPLETED
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import cached_property, partial
 from itertools import count
@@ -243,9 +244,14 @@ class GatewayLLM(AsyncLLM):
     _dummy_numbers = count()
 
     @property
-    def unfinished(self) -> int:
-        """Number of sequences that the engine has not finished."""
-        return int(self.get_num_unfinished_requests())
+    def unfinished(self) -> list[int]:
+        """Number of sequences that each copy of the engine (data-parallel) has not finished."""
+        sequences = self.output_processor.request_states
+        copy_of = getattr(self.engine_core, "reqs_in_flight", None)
+        if copy_of is None:  # the client of one copy
+            return [len(sequences)]
+        by_copy = Counter(copy_of.get(sequence) for sequence in sequences)
+        return [by_copy[copy] for copy in self.engine_core.core_engines]
 
     @property
     def processes(self) -> list[int]:

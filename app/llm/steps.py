@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from vllm.config import VllmConfig
@@ -23,7 +24,9 @@ class StepWatch(StatLoggerBase):
     ) -> None:
         self.draft_tokens = 0
         self.first_drafts = FirstDrafts(0, 0)
-        self.outputs = 0  # outputs so far, empty ones included: they show that the engine runs
+        # Outputs of each copy of the engine (data-parallel) so far, empty ones included: they show
+        # that it runs.
+        self.outputs: Counter[int] = Counter()
         self._load = load or EngineLoad()
 
     def record(
@@ -34,7 +37,7 @@ class StepWatch(StatLoggerBase):
         engine_idx: int = 0,
     ) -> None:
         """Called once per engine output (vllm/v1/engine/async_llm.py, output_handler)."""
-        self.outputs += 1
+        self.outputs[engine_idx] += 1
         if scheduler_stats is None:
             return
         self._load.update(

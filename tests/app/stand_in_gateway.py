@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import AsyncGenerator
 from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
@@ -60,7 +61,7 @@ def core() -> None:
 class StandInLLM:
     """What the supervisor asks of vLLM's client."""
 
-    unfinished = 0
+    unfinished = (0,)
     output_handler = None
     model_config = SimpleNamespace(max_model_len=2048, is_multimodal_model=False)
 
@@ -94,7 +95,7 @@ def launch(settings: Any, load: Any, path: StartPath, wish: bool | None) -> Any:
     if STAGE == "start":  # vLLM waits for its processes, and raises if one of them ends
         process.join()
         raise RuntimeError("the engine core ended while it started")
-    return StandInLLM(process), SimpleNamespace(outputs=0)
+    return StandInLLM(process), SimpleNamespace(outputs=Counter())
 
 
 class StandInOperation:

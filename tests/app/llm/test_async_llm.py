@@ -39,6 +39,18 @@ def corrected(
     return asyncio.run(collect())
 
 
+def test_each_copy_of_the_engine_has_its_own_unfinished_sequences() -> None:
+    """Catches: sequences counted for a copy (data-parallel) that does not have them, or those that
+    are not sent to any copy yet counted."""
+    unfinished = vars(GatewayLLM)["unfinished"].fget
+    processor = SimpleNamespace(request_states=dict.fromkeys("abcd"))
+    client = SimpleNamespace()
+    assert unfinished(SimpleNamespace(output_processor=processor, engine_core=client)) == [4]
+    client.core_engines = [b"0", b"1"]
+    client.reqs_in_flight = {"a": b"1", "b": b"0", "c": b"1", "left": b"0"}
+    assert unfinished(SimpleNamespace(output_processor=processor, engine_core=client)) == [1, 2]
+
+
 def test_a_grammar_that_the_engine_cannot_compile_is_the_requests_mistake() -> None:
     with pytest.raises(ConstraintError):
         corrected(output("error", token_ids=[]), constrained=True)

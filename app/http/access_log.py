@@ -31,6 +31,8 @@ class AccessLogMiddleware:
         self._paths = paths
         self._log = log
         self._model = model
+        if log:  # whoever asks for these lines has them at every --log-level
+            logger.setLevel(logging.INFO)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI entry."""

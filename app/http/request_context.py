@@ -48,7 +48,9 @@ class RequestContext:
         self._slot: Slot | None = None
         self._decision = RateLimitDecision()
         # Fields of the access log; complete once the context is settled.
-        self.log_fields: dict[str, Any] = {"tenant": identity.tenant.name}
+        self.log_fields: dict[str, Any] = {"tenant": tenant.name}
+        if identity.key:
+            self.log_fields["key"] = identity.key  # its id, which is no secret
 
     async def begin(self, total_s: float) -> None:
         """Acquire a lease and a request of the tenant's quota, and start the deadlines.

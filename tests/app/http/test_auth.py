@@ -779,6 +779,8 @@ def test_nothing_that_a_client_sends_becomes_a_label_or_a_log_line(
 
 
 def test_the_log_says_what_a_request_came_to(caplog: pytest.LogCaptureFixture) -> None:
+    """Catches: a figure, the tenant or the key's id that is missing, and a client's text."""
+
     async def check(client: httpx.AsyncClient, engine: FakeEngine) -> None:
         headers = {"authorization": f"Bearer {KEY}", "x-request-id": "abc"}
         body = {"prompt": "x", "used": 7, "user": "marker"}
@@ -797,7 +799,7 @@ def test_the_log_says_what_a_request_came_to(caplog: pytest.LogCaptureFixture) -
     assert all(first[name] >= 0 for name in measured)
     assert {k: v for k, v in first.items() if k not in measured} == {
         "request_id": "abc", "path": PATH, "status": "200", "model": "aerie-embedded",
-        "tenant": "one",
+        "tenant": "one", "key": "one",
         "prompt_tokens": 10, "output_tokens": 7,
         "queued_s": 0.0, "prefill_s": 1.0, "decode_s": 1.0,
         "drafted": 12, "accepted": 3, "k": 3.0, "acceptance_length": 1.75,

@@ -209,9 +209,17 @@ MAP: dict[str, set[str]] = {
     | RUN,
     **{layer: {"drafters.learning"} for layer in LEARNER_PARENT},
     "drafters.train.learner.options": {"drafters.train.learner.pacing"} | OPTIONS,
-    "drafters.train.learner.parent": {"drafters.learning", "drafters.parent_death"}
+    "drafters.train.learner.parent": {
+        "drafters.learning",
+        "drafters.parent_death",
+        "drafters.streams",
+    }
     | {f"drafters.train.learner.{part}" for part in ("options", "pacing", "round_folder")},
-    "drafters.train.learner.child": {"drafters.learning", "drafters.parent_death"}
+    "drafters.train.learner.child": {
+        "drafters.learning",
+        "drafters.parent_death",
+        "drafters.streams",
+    }
     | {
         f"drafters.train.learner.{part}"
         for part in ("options", "parent", "round_folder", "sequences")

@@ -127,8 +127,15 @@ class Lineage:
 
     def target_since(self) -> float:
         """When the gateway was first started with its target, in seconds since 1970; 0 if it has
-        had no other one."""
-        return float(read_json(self._folder / TARGET_SINCE) or 0.0)
+        had no other one.
+
+        A time to come was written by a clock that was ahead. It becomes now, on disk too: nothing
+        would be new until then.
+        """
+        since, now = float(read_json(self._folder / TARGET_SINCE) or 0.0), time.time()
+        if since > now:
+            replace_json(self._folder / TARGET_SINCE, now)
+        return min(since, now)
 
     def first_head(self) -> str | None:
         """Which head number 0 is, and its target; None before a gateway has said it."""

@@ -20,6 +20,7 @@ from pathlib import Path
 from drafters.learning import WORK, captured
 from drafters.learning.lineage import CANDIDATE, Generation, Lineage
 from drafters.parent_death import end_with_parent
+from drafters.streams import unfailing
 from drafters.train.learner.options import learn_parser
 from drafters.train.learner.round_folder import RoundFolder
 from drafters.train.learner.sequences import content, cut, unusable
@@ -30,6 +31,7 @@ _SAY_AGAIN_S = 1800.0  # between lines of the log that differ in numbers alone
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Make one candidate; returns the exit code."""
+    unfailing()  # it trains on when nobody reads its log, or the disk under it is full
     argv = list(sys.argv[1:] if argv is None else argv)
     args = learn_parser(__doc__).parse_args(argv)
     end_with_parent(args.child_of)

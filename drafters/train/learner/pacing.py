@@ -26,6 +26,11 @@ class Pacing:
         self._looked: float | None = None
         self._earned = 0.0  # seconds of computing, of the time under load
 
+    def may_have_process(self, activity: Activity) -> bool:
+        """Whether the learner may have a process that trains, be it stopped. While an engine starts
+        it may not: the engine measures how much memory is free, and takes no more later."""
+        return self._when == "always" or activity is not Activity.STARTING
+
     def may_run(self, activity: Activity, now: float) -> bool:
         """Whether to compute from `now`, in seconds of a steady clock, until the next look."""
         if self._when == "always":

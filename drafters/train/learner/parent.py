@@ -26,6 +26,7 @@ from typing import NoReturn
 from drafters.learning import WORK, load_signal
 from drafters.learning.load_signal import Activity
 from drafters.parent_death import request_death_signal
+from drafters.streams import unfailing
 from drafters.train.learner.options import learn_parser, option_problem
 from drafters.train.learner.pacing import TICK_S, Pacing
 from drafters.train.learner.round_folder import RoundFolder
@@ -44,6 +45,7 @@ class _Stopped(Exception):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `aerie learn`; returns the exit code, 2 for wrong options."""
+    unfailing()  # it trains on when nobody reads its log, or the disk under it is full
     argv = list(sys.argv[1:] if argv is None else argv)
     args = learn_parser(__doc__).parse_args(argv)
     if problem := option_problem(args):
@@ -71,6 +73,10 @@ def _learn(args: argparse.Namespace, argv: Sequence[str], lock: int) -> None:
     command = [sys.executable, "-m", CHILD, *argv, f"--child-of={os.getpid()}"]
     environment = os.environ | {"OMP_NUM_THREADS": str(args.threads)}
     while made != args.rounds:
+        while not pacing.may_have_process(_activity(args.folder)):
+            if deadline is not None and time.monotonic() > deadline:
+                return
+            time.sleep(TICK_S)
         # The lock is held by whichever of the two ends last. The child ends with its parent from
         # the beginning: it may be stopped before its first line.
         child = subprocess.Popen(
@@ -82,6 +88,10 @@ def _learn(args: argparse.Namespace, argv: Sequence[str], lock: int) -> None:
         finally:
             child.kill()
             child.wait()
+        if code is None:
+            if deadline is not None and time.monotonic() > deadline:
+                return
+            continue
         if code == 0:
             made, wait = made + 1, _BACKOFF_S[0]
             continue
@@ -99,13 +109,17 @@ def _learn(args: argparse.Namespace, argv: Sequence[str], lock: int) -> None:
 def _pace(
     child: subprocess.Popen[bytes], pacing: Pacing, folder: Path, deadline: float | None
 ) -> int | None:
-    """Stop and continue a child as the load allows; returns its exit code, None at the deadline."""
+    """Stop and continue a child as the load allows; returns its exit code. None at the deadline, or
+    when the learner may have no process that trains."""
     runs = True
     while (code := child.poll()) is None:
         now = time.monotonic()
         if deadline is not None and now > deadline:
             return None
-        if pacing.may_run(_activity(folder), now) != runs:
+        activity = _activity(folder)
+        if not pacing.may_have_process(activity):
+            return None
+        if pacing.may_run(activity, now) != runs:
             child.send_signal(signal.SIGSTOP if runs else signal.SIGCONT)
             runs = not runs
         time.sleep(TICK_S)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from drafters.learning.json_file import replace_json
 from drafters.learning.lineage import CANDIDATE, KEPT, REFUSED, ROLLED_BACK, Lineage
 
 
@@ -106,6 +107,16 @@ def test_what_an_older_version_called_the_first_head_is_no_other_one(tmp_path: P
     before = time.time()
     assert lineage.descend_from("changed  other", lambda: "./model  other")
     assert before <= lineage.target_since() <= time.time()
+
+
+def test_a_target_that_came_in_the_future_came_now(tmp_path: Path):
+    """Catches: a time that a wrong clock wrote, before which nothing that is captured is new."""
+    lineage = Lineage(tmp_path)
+    replace_json(tmp_path / "target_since", time.time() + 1e6)
+    before = time.time()
+    since = lineage.target_since()
+    assert before <= since <= time.time()
+    assert lineage.target_since() == since, "it moves on with the clock"
 
 
 def test_weights_of_old_generations_are_deleted_and_what_is_known_of_them_stays(tmp_path: Path):

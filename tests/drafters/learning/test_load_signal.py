@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import struct
 import subprocess
@@ -31,6 +32,19 @@ def test_the_learner_reads_what_the_gateway_wrote(tmp_path: Path):
     )
     assert (tmp_path / load_signal.NAME).stat().st_mode & 0o777 == 0o600
     signal.close()
+
+
+def test_a_gateway_that_ended_before_its_first_write_is_gone(tmp_path: Path):
+    """Catches: a start that fails, because its port is taken, and leaves an empty file: a learner
+    of its own took the gateway for a busy one, and waited for ever."""
+    program = (
+        "import pathlib, sys; from drafters.learning.load_signal import LoadSignal;"
+        f"LoadSignal(pathlib.Path(sys.argv[1]), clock=lambda: {NOW - 10})"
+    )
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True)
+    load = load_signal.read(tmp_path)
+    assert load is not None and load.requests == STARTING
+    assert load.activity is Activity.IDLE
 
 
 @pytest.fixture
@@ -98,12 +112,20 @@ def test_a_gateway_that_has_ended_is_gone_though_its_parent_has_not_noticed():
     process.communicate()
 
 
-def test_a_gateway_that_could_not_write_yet_has_said_nothing(tmp_path: Path):
-    """Neither does what the one before has said count for it."""
+def test_a_gateway_that_could_not_write_yet_has_said_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Catches: a full disk that ends the gateway's start, or leaves what the one before said."""
     before = LoadSignal(tmp_path)
     before.write(0)
     before.close()
-    LoadSignal(tmp_path).close()
+
+    def full(*arguments: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        LoadSignal(tmp_path).close()
     with pytest.raises(ValueError, match="load has 0 bytes"):
         load_signal.read(tmp_path)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -17,7 +18,7 @@ import pytest
 
 from app.cli import main as aerie
 from drafters.learning.lineage import Lineage
-from drafters.learning.load_signal import Activity, LoadSignal
+from drafters.learning.load_signal import STARTING, Activity, LoadSignal
 from drafters.model.checkpoint import save_head
 from drafters.train.learner import parent as module
 from drafters.train.learner.pacing import SETTLED_S, TICK_S, Pacing
@@ -92,9 +93,19 @@ def test_a_child_is_stopped_within_a_tenth_of_a_second_of_load(
         signal_.close()
 
 
-def test_a_gateway_that_could_not_write_yet_is_busy(tmp_path: Path):
+def test_a_gateway_that_could_not_write_yet_is_busy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Catches: a full disk under the file of the load that ends the gateway's start, or lets a
+    learner train beside it."""
     assert _activity(tmp_path) is Activity.IDLE
-    signal_ = LoadSignal(tmp_path)
+
+    def full(*arguments: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        signal_ = LoadSignal(tmp_path)
     assert _activity(tmp_path) is Activity.BUSY
     signal_.write(0)
     assert _activity(tmp_path) is Activity.IDLE
@@ -152,6 +163,41 @@ def test_a_stopped_child_ends_with_its_parent_too(learner: subprocess.Popen[byte
     learner.wait()
     until(lambda: state(child) in ("", "Z"))
     signal_.close()
+
+
+def test_no_child_is_there_while_an_engine_starts(learner: subprocess.Popen[bytes], folder: Path):
+    """Catches: a child that is only stopped, and keeps memory which the starting engine then takes
+    for used, or one that is started meanwhile."""
+    [child] = children(learner.pid)
+    signal_ = LoadSignal(folder)
+    until(lambda: state(child) == "")
+    for _ in range(10):
+        time.sleep(TICK_S)
+        signal_.write(STARTING)
+        assert not children(learner.pid)
+    signal_.write(0)
+    until(lambda: children(learner.pid))
+    assert not (folder / "work" / "failures.json").exists()
+    signal_.close()
+
+
+@pytest.mark.skipif(not os.access("/dev/full", os.W_OK), reason="needs /dev/full")
+def test_a_log_that_cannot_be_written_ends_no_learner(folder: Path):
+    """Catches: a line of the log that raises, since its reader has gone or its disk is full: the
+    child's on standard output, the parent's on standard error."""
+    with open("/dev/full", "wb") as full:
+        run = command(folder, "--minutes", "0.05")
+        done = subprocess.run(run, stdout=full, stderr=subprocess.PIPE, timeout=60, check=True)
+        assert done.stderr == b""
+        parent = subprocess.Popen(command(folder), stdout=full, stderr=full)
+        try:
+            until(lambda: children(parent.pid))
+            [child] = children(parent.pid)
+            os.kill(child, signal.SIGKILL)
+            until(lambda: children(parent.pid) not in ([], [child]))
+        finally:
+            parent.kill()
+            parent.wait()
 
 
 def test_a_child_that_was_killed_is_started_again(learner: subprocess.Popen[bytes]):

@@ -14,6 +14,8 @@ from app.settings import AdmissionSettings
 
 logger = logging.getLogger(__name__)
 
+READ_POLLS, LEAST_READ_S = 3.0, 5.0  # a read may take so many polls, and so long in any case
+
 
 class KeyStore:
     """The current Keyring. The file is read in a thread, never in a request.
@@ -29,6 +31,7 @@ class KeyStore:
         self._text: str | None = None  # source of the keys in force
         self._rejected: str | None = None  # the last text that was not accepted
         self._problem = ""
+        self._reading: asyncio.Future[str] | None = None  # a read that has not ended
         self.guarded = settings.guarded
         self.ring = Keyring()
         if self._path is not None:
@@ -63,7 +66,7 @@ class KeyStore:
         """
         assert self._path is not None
         try:
-            text = await asyncio.to_thread(_read, self._path)
+            text = await self._read_in_time(self._path)
         except SettingsError as error:
             self._report(error)
             return
@@ -81,6 +84,19 @@ class KeyStore:
             logger.info("keys read again: %d keys", len(ring.keys))
         self._rejected, self._problem = None, ""
         metrics.KEYS_FILE_STALE.set(0)
+
+    async def _read_in_time(self, path: Path) -> str:
+        """What the file holds. Raises SettingsError, also while a read hangs, as that of a network
+        file system whose server is gone may: there is no second one beside it."""
+        loop = asyncio.get_running_loop()
+        if self._reading is None:
+            self._reading = loop.run_in_executor(None, _read, path)
+        timeout_s = max(LEAST_READ_S, READ_POLLS * self._poll_s)
+        done, _ = await asyncio.wait({self._reading}, timeout=timeout_s)
+        if not done:
+            raise SettingsError("keys_file", f"{path}: reading it takes more than {timeout_s:g} s")
+        reading, self._reading = self._reading, None
+        return reading.result()
 
     def _report(self, error: Exception) -> None:
         """Log and count a problem with the file once, not at every poll."""

@@ -201,6 +201,7 @@ class RedisLimiter:
         self._fallback = fallback or MemoryLimiter()
         self._clock = clock
         self._circuit_open_until = 0.0
+        self._failing = False  # since the last answer
         self._held: dict[str, set[str]] = {}  # leases that Redis gave, by tenant
         self._renewed_at = clock()
         self._unreleased: dict[str, _Unreleased] = {}
@@ -346,17 +347,23 @@ class RedisLimiter:
                 return None
             try:
                 async with asyncio.timeout(self._timeout_s):
-                    return await work()
+                    result = await work()
             except (RedisError, OSError, TimeoutError) as error:
                 if not self._circuit_open:
                     self._circuit_open_until = self._clock() + CIRCUIT_OPEN_S
                     await self._count_alone(error)
                 return None
+            if self._failing and not self._circuit_open:  # else it was called before the failure
+                self._failing = False
+                logger.warning("Redis answers again, and limits are counted there")
+            return result
 
     async def _count_alone(self, error: Exception) -> None:
-        """Say that Redis failed, and close the idle connections: they may lead to a server that is
-        no master any more, or is gone."""
-        logger.warning("Redis does not answer, this gateway counts limits by itself: %r", error)
+        """Say that Redis fails, once until it answers again, and close the idle connections: they
+        may lead to a server that is no master any more, or is gone."""
+        if not self._failing:
+            self._failing = True
+            logger.warning("Redis does not answer, this gateway counts limits by itself: %r", error)
         with suppress(RedisError, OSError, TimeoutError):
             await self._redis.connection_pool.disconnect(inuse_connections=False)
 

@@ -60,6 +60,14 @@ def test_compose_passes_on_every_setting_of_learning() -> None:
     assert ours <= set(gateway["environment"])
 
 
+def test_no_log_of_a_container_fills_the_disk() -> None:
+    """Catches: a service whose log Docker keeps without a limit."""
+    for name, service in yaml.safe_load(COMPOSE_FILES[0].read_text("utf-8"))["services"].items():
+        assert {"max-size", "max-file"} <= service.get("logging", {}).get("options", {}).keys(), (
+            name
+        )
+
+
 def test_images_that_are_pulled_are_pinned() -> None:
     bases = re.findall(r"^ARG PYTHON_IMAGE=(\S+)", DOCKERFILE, re.MULTILINE)
     pulled = [s["image"] for s in services() if "build" not in s and "image" in s]

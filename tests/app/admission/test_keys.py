@@ -215,6 +215,36 @@ async def test_the_watching_task_takes_a_changed_file(tmp_path: Path) -> None:
         watching.cancel()
 
 
+async def test_a_read_that_hangs_is_a_problem_and_is_not_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Catches: a file on a server that is gone, whose keys look as if they were the newest ones,
+    and a thread that each further look leaves in such a read."""
+    path, answers, reads = tmp_path / "keys.toml", threading.Event(), list[Path]()
+
+    def hang(path: Path) -> str:
+        reads.append(path)
+        answers.wait(60)
+        return path.read_text("utf-8")
+
+    with stored(path, keys_file("a", b"one")) as store:
+        monkeypatch.setattr("app.admission.key_store.LEAST_READ_S", 0.01)
+        monkeypatch.setattr("app.admission.key_store._read", hang)
+        path.write_text(keys_file("a", b"two"))
+        try:
+            for _ in range(3):
+                await asyncio.wait_for(store.refresh(), 30)
+                assert (store.stale, stale()) == (True, 1)
+            assert len(reads) == len(caplog.records) == 1
+            assert "reading it takes more than" in caplog.text
+        finally:
+            answers.set()
+        await soon(lambda: store._reading is not None and store._reading.done())
+        await store.refresh()
+        assert (store.stale, stale()) == (False, 0)
+        assert store.ring.find(b"two") is not None
+
+
 DEEP = "x = " + "[" * 3000 + "]" * 3000
 BAD_FILES = {
     "empty": "",

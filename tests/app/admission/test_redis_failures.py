@@ -167,6 +167,30 @@ async def test_a_request_that_ends_without_redis_is_released_once_it_is_back(
         assert 550 <= await tokens_left(gateways.other, tenant) <= 600
 
 
+async def test_an_outage_is_told_once_and_so_is_its_end(
+    redis_url: str, tenant: Tenant, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Catches: a warning each second while Redis is down, and none when it answers again."""
+
+    def told() -> list[str]:
+        return [
+            record.message for record in caplog.records if record.name == redis_limiter.__name__
+        ]
+
+    async with connected(redis_url) as gateways:
+        for outage in range(2):
+            gateways.fail("refused")
+            for _ in range(5):
+                await gateways.cut_off.acquire(tenant, QuotaRequest())
+                gateways.clock.now += redis_limiter.CIRCUIT_OPEN_S
+            [message] = told()[2 * outage :]
+            assert message.startswith("Redis does not answer")
+            gateways.back()
+            for _ in range(2):
+                await gateways.cut_off.acquire(tenant, QuotaRequest())
+            assert told()[2 * outage + 1 :] == ["Redis answers again, and limits are counted there"]
+
+
 async def test_it_is_released_without_another_request(
     redis_url: str, tenant: Tenant, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,10 +72,10 @@ class LoadSignal:
         self._clock = clock
         self._process = os.getpid()
         self._started = start_of(self._process) or 0
-        with contextlib.suppress(
-            OSError
-        ):  # a full disk: the file stays empty, and the learner waits
-            self.write(STARTING)  # a start that fails leaves it, and a learner knows who has gone
+        # A start that fails leaves this, so that a learner knows who has gone. On a full disk the
+        # file stays empty, and the learner waits.
+        with contextlib.suppress(OSError):
+            self.write(STARTING)
 
     def write(self, requests: int) -> None:
         """Say that so many requests are being answered, or STARTING. Raises OSError."""

@@ -79,6 +79,11 @@ class LearnerProcess:
         self._start.set()
 
     @property
+    def background(self) -> BackgroundTask:
+        """The task that keeps it running."""
+        return self._task
+
+    @property
     def pid(self) -> int | None:
         """The learner's process id; None while there is none."""
         return None if self._process is None else self._process.pid

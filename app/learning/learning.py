@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
+from app.background import BackgroundTask
 from app.learning.capture import Capture
 from app.learning.captured_files import CapturedFiles
 from app.learning.folder import ClaimedFolder
@@ -48,6 +49,11 @@ class Learning:
                 learning.learn_max_length,
             )
             self.learner = LearnerProcess(command)
+
+    @property
+    def background(self) -> tuple[BackgroundTask, ...]:
+        """The task that keeps the learner running, where one runs here."""
+        return () if self.learner is None else (self.learner.background,)
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:

@@ -35,8 +35,9 @@ async def readyz(request: Request) -> JSONResponse:
     admission: AdmissionController = request.app.state.admission
     state: dict[str, Any] = {"status": "ready" if engine.ready else "not ready"}
     state["phase"] = engine.phase
+    learning = () if engine.learning is None else engine.learning.background
     state["background"] = {
-        task.name: task.detail for task in (*engine.background, *admission.background)
+        task.name: task.detail for task in (*engine.background, *admission.background, *learning)
     }
     if admission.keys.watched:
         state["keys_file"] = "stale" if admission.keys.stale else "current"

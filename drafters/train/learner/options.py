@@ -46,7 +46,10 @@ def learn_parser(description: str | None) -> argparse.ArgumentParser:
         help="share of the time to train under load too [0]",
     )  # fmt: skip
     end = pace.add_mutually_exclusive_group()
-    end.add_argument("--forever", action="store_true", help="until it is stopped, the default")
+    end.add_argument(
+        "--forever", action="store_true",
+        help="until it is stopped, as by default, or three attempts in a row failed: exit code 1",
+    )  # fmt: skip
     end.add_argument("--rounds", type=int, metavar="N", help="until N candidates were made")
     end.add_argument("--minutes", type=float, metavar="M", help="for M minutes, waits included")
 

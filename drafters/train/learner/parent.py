@@ -34,6 +34,7 @@ from drafters.train.learner.round_folder import RoundFolder
 CHILD = "drafters.train.learner.child"
 _LOCK_WAIT_S = 5.0  # the child of a learner that was killed ends a moment after it
 _BACKOFF_S = (1.0, 60.0)  # the first wait after a child that failed, and the longest
+_MOST_FAILURES = 3  # of children in a row, with --forever
 
 # Exit codes of a child that crashed: a signal that it caused itself.
 _CRASHES = (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS, -signal.SIGILL, -signal.SIGFPE)
@@ -58,24 +59,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, _stop)
     try:
-        _learn(args, argv, lock)
+        return _learn(args, argv, lock)
     except _Stopped:
-        pass
+        return 0
     finally:
         os.close(lock)
-    return 0
 
 
-def _learn(args: argparse.Namespace, argv: Sequence[str], lock: int) -> None:
-    """Have one child after another make a candidate each, until enough were made."""
+def _learn(args: argparse.Namespace, argv: Sequence[str], lock: int) -> int:
+    """Have one child after another make a candidate each, until enough were made. Returns the exit
+    code: 1 after too many failures in a row, which whoever started this learner is to notice."""
     deadline = time.monotonic() + 60.0 * args.minutes if args.minutes is not None else None
-    pacing, made, wait = Pacing(args.when, args.share), 0, _BACKOFF_S[0]
+    pacing, made, failures, wait = Pacing(args.when, args.share), 0, 0, _BACKOFF_S[0]
     command = [sys.executable, "-m", CHILD, *argv, f"--child-of={os.getpid()}"]
     environment = os.environ | {"OMP_NUM_THREADS": str(args.threads)}
     while made != args.rounds:
         while not pacing.may_have_process(_activity(args.folder)):
             if deadline is not None and time.monotonic() > deadline:
-                return
+                return 0
             time.sleep(TICK_S)
         # The lock is held by whichever of the two ends last. The child ends with its parent from
         # the beginning: it may be stopped before its first line.
@@ -90,20 +91,25 @@ def _learn(args: argparse.Namespace, argv: Sequence[str], lock: int) -> None:
             child.wait()
         if code is None:
             if deadline is not None and time.monotonic() > deadline:
-                return
+                return 0
             continue
         if code == 0:
-            made, wait = made + 1, _BACKOFF_S[0]
+            made, failures, wait = made + 1, 0, _BACKOFF_S[0]
             continue
+        failures += 1
         lacked_memory = code == -signal.SIGKILL and _killed_for_memory() > killed_for_memory
         if lacked_memory or code in _CRASHES:
             with suppress(OSError):  # a full disk
                 RoundFolder(args.folder / WORK).count_failure()
         if deadline is not None and time.monotonic() + wait > deadline:
-            return
+            return 0
+        if args.forever and failures == _MOST_FAILURES:
+            print(f"learner: ended with {code}, {failures} times in a row", file=sys.stderr)
+            return 1
         print(f"learner: ended with {code}, again in {wait:.0f} s", file=sys.stderr, flush=True)
         time.sleep(wait)
         wait = min(2 * wait, _BACKOFF_S[1])
+    return 0
 
 
 def _pace(

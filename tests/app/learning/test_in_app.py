@@ -6,6 +6,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from fastapi.testclient import TestClient
+
 from app.engine.supervisor import Engine
 from app.main import create_app
 from app.settings import load
@@ -61,4 +63,16 @@ def test_a_tenant_that_is_excluded_by_new_keys_loses_what_was_captured(tmp_path:
     capture._tidy_at = 0.0
     capture._work()
     assert left() == {"search"}
+    engine.learning.folder.close()
+
+
+def test_readiness_names_the_learners_task(tmp_path: Path) -> None:
+    """Catches: a learner that fails again and again, of which `/readyz` says nothing."""
+    given = {"model": str(TARGET), "drafter": str(HEAD), "learn": str(tmp_path / "learning")}
+    settings = load(given, {})
+    engine = Engine(settings)
+    app = create_app(settings, engine)
+    assert engine.learning is not None
+    shown = TestClient(app).get("/readyz").json()["background"]
+    assert shown["learner"] == {"state": "stopped", "failures": 0}
     engine.learning.folder.close()

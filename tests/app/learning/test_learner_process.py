@@ -52,6 +52,7 @@ async def test_one_that_dies_is_started_again_with_growing_waits(
     async with LearnerProcess(lambda: [sys.executable, "-c", "raise SystemExit(3)"]) as learner:
         learner.start()
         await soon(lambda: len(caplog.records) >= 4)
+        assert learner.background.failures >= 4
     assert "learner ended unexpectedly (LearnerEndedError('ended with code 3'))" in caplog.text
     assert [record.args[2] for record in caplog.records[:4]] == [0.01, 0.02, 0.04, 0.08]  # type: ignore[index]
 

@@ -93,10 +93,12 @@ def test_the_load_is_renewed_every_second(tmp_path: Path, monkeypatch: pytest.Mo
 
 class Stuck(LoadSignal):
     def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
         self.answers = threading.Event()
+        self.answers.set()
         self.full = False
         self.tries = 0
+        super().__init__(folder)  # which writes for the first time
+        self.answers.clear()
 
     def write(self, requests: int) -> None:
         assert self.answers.wait(30)

@@ -200,6 +200,31 @@ def test_a_log_that_cannot_be_written_ends_no_learner(folder: Path):
             parent.wait()
 
 
+@pytest.mark.parametrize("option", ["--forever", "--rounds=1"])
+def test_a_learner_that_always_fails_ends_where_it_is_started_again(folder: Path, option: str):
+    """Catches: one beside a gateway that fails in every round, and never ends, so that no restart
+    of it is counted and no alert fires; or another one that gives up."""
+    parent = subprocess.Popen(command(folder, option), stderr=subprocess.PIPE, text=True)
+    assert parent.stderr is not None
+    killed: list[int] = []
+    try:
+        for _ in range(3):
+            until(lambda: set(children(parent.pid)) - set(killed), what="no child")
+            [child] = children(parent.pid)
+            os.kill(child, signal.SIGKILL)
+            killed.append(child)
+            line = parent.stderr.readline()
+        if option == "--forever":
+            assert parent.wait(60) == 1
+            assert line == "learner: ended with -9, 3 times in a row\n"
+        else:
+            assert "ended with -9, again in 4 s" in line
+    finally:
+        parent.kill()
+        parent.wait()
+        parent.stderr.close()
+
+
 def test_a_child_that_was_killed_is_started_again(learner: subprocess.Popen[bytes]):
     [child] = children(learner.pid)
     os.kill(child, signal.SIGKILL)

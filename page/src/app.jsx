@@ -10,7 +10,7 @@ const VIEWS = { chat: "Chat", race: "Race", live: "Live" };
 
 /** What the address says after its #. */
 function useView() {
-  const read = () => (location.hash.slice(1) in VIEWS ? location.hash.slice(1) : "chat");
+  const read = () => (Object.hasOwn(VIEWS, location.hash.slice(1)) ? location.hash.slice(1) : "chat");
   const [view, setView] = useState(read);
   useEffect(() => {
     const onChange = () => setView(read());

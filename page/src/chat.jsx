@@ -83,7 +83,7 @@ export function Chat() {
         ) : <Welcome onAsk={(question) => ask([], question)} />}
       </div>
       <p class="hidden" role="status">{said}</p>
-      <form class="composer" onSubmit={(e) => { e.preventDefault(); send(); }}>
+      <form class="composer" noValidate onSubmit={(e) => { e.preventDefault(); send(); }}>
         <label class="hidden" for="question">Message</label>
         <textarea id="question" ref={field} rows="1" value={draft} placeholder="Ask the model"
           onInput={(e) => setDraft(e.target.value)}
@@ -200,9 +200,9 @@ function Settings() {
     return () => removeEventListener("pointerdown", close);
   }, []);
   const changed = Object.entries({ system: "", temperature: 0, maxTokens: 256, maxK: "" }).filter(([k, v]) => value[k] !== v).length;
-  const number = (name, low, high) => (event) => {
+  const number = (name, low, high, fits = Number.isFinite) => (event) => {
     const n = Number(event.target.value);
-    if (event.target.value !== "" && n >= low && n <= high) options.update({ [name]: n });
+    if (event.target.value !== "" && n >= low && n <= high && fits(n)) options.update({ [name]: n });
   };
   return (
     <details class="popover" ref={box} onKeyDown={(e) => {
@@ -218,7 +218,7 @@ function Settings() {
             <NumberField min="0" max="2" step="0.1" value={value.temperature} onInput={number("temperature", 0, 2)} />
           </label>
           <label>Most tokens
-            <NumberField min="1" max={now?.context ?? 131072} step="1" value={value.maxTokens} onInput={number("maxTokens", 1, now?.context ?? 131072)} />
+            <NumberField min="1" max={now?.context ?? 131072} step="1" value={value.maxTokens} onInput={number("maxTokens", 1, now?.context ?? 131072, Number.isInteger)} />
           </label>
           <label>Draft tokens a step
             <select value={value.maxK} disabled={!now?.drafts} onChange={(e) => options.update({ maxK: e.target.value })}>

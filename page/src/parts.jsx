@@ -42,6 +42,7 @@ export function Marked({ answer, label }) {
   const [picked, setPicked] = useState(-1);
   useLayoutEffect(() => {
     view.current = new TokenText(root.current, setPicked);
+    return () => view.current.close();
   }, [answer]);
   useDrawn(answer, () => view.current.show(answer.tokens, answer.text), []);
   return (

@@ -1,7 +1,7 @@
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { Answer } from "./answer.js";
 import { request } from "./api.js";
-import { figures } from "./figures.js";
+import { figures, refresh } from "./figures.js";
 import { milliseconds, rate, ratio } from "./format.js";
 import { useDrawn } from "./parts.jsx";
 import { Store, useStore } from "./store.js";
@@ -31,8 +31,9 @@ export function Race() {
     });
     setRace(entry);
     setReplay(null);
-    setOthers((now?.counters?.running ?? 0) > 0);
     setState("plain");
+    await refresh(); // what is known may be a second old: of an answer that has ended
+    setOthers((figures.value.now?.counters?.running ?? 0) > 0);
     try {
       // So that the prompt is in the prefix cache for both, and not for the second alone.
       await request("/v1/chat/completions", { method: "POST", body: body({ enabled: false }, 1), signal: abort.signal });
@@ -114,7 +115,10 @@ function Lane({ title, answer, replay, busy, pace }) {
   const root = useRef(null);
   const view = useRef(null);
   const [share, setShare] = useState(0);
-  useLayoutEffect(() => { view.current = new TokenText(root.current); }, [answer]);
+  useLayoutEffect(() => {
+    view.current = new TokenText(root.current);
+    return () => view.current.close();
+  }, [answer]);
   useDrawn(answer, () => {
     view.current.show(answer.tokens, answer.whole);
     setShare(answer.tokens.length / TOKENS);

@@ -18,6 +18,7 @@ export class TokenText {
   #current = -1;
   #nodes = [];
   #onPick;
+  #closing = new AbortController();
 
   /** `onPick(index)` is called with the token that is pointed at, or -1. */
   constructor(root, onPick = () => {}) {
@@ -25,11 +26,12 @@ export class TokenText {
     this.#onPick = onPick;
     root.replaceChildren(this.#tail);
     const at = (event) => Number(event.target.closest?.("[data-i]")?.dataset.i ?? -1);
-    root.addEventListener("pointerover", (event) => this.pick(at(event)));
-    root.addEventListener("pointerleave", () => this.pick(-1));
-    root.addEventListener("click", (event) => this.pick(at(event)));
-    root.addEventListener("blur", () => this.pick(-1));
-    root.addEventListener("keydown", (event) => {
+    const on = (type, listener) => root.addEventListener(type, listener, { signal: this.#closing.signal });
+    on("pointerover", (event) => this.pick(at(event)));
+    on("pointerleave", () => this.pick(-1));
+    on("click", (event) => this.pick(at(event)));
+    on("blur", () => this.pick(-1));
+    on("keydown", (event) => {
       const moved = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
       const ends = { Home: 0, End: this.#nodes.length - 1 }[event.key];
       if ((moved === undefined && ends === undefined) || !this.#nodes.length) return;
@@ -38,6 +40,11 @@ export class TokenText {
       this.pick(next);
       this.#nodes[next].scrollIntoView({ block: "nearest" });
     });
+  }
+
+  /** Listens no more: the same place shows another answer from now on. */
+  close() {
+    this.#closing.abort();
   }
 
   /** Shows tokens up to `upTo`, and the end of `text` that has no token yet. */

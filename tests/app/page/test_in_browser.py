@@ -181,6 +181,34 @@ def test_what_is_sent_is_what_was_set(page: Page, gateway: StandInGateway) -> No
     expect(page.answered()).to_contain_text("Cut at the limit of 7 tokens.")
 
 
+@pytest.mark.parametrize(
+    ("temperature", "tokens", "sent_as"), [("0.75", "7", (0.75, 7)), ("1", "1.5", (1, 1))]
+)
+def test_no_number_keeps_a_message_from_being_sent(
+    page: Page, temperature: str, tokens: str, sent_as: tuple[float, int]
+) -> None:
+    """Catches: a number between two steps of its field, for which the browser sends nothing and
+    says nothing, as the field is out of sight; and half a token."""
+    page.open()
+    page.tab.get_by_text("Settings").click()
+    page.tab.get_by_label("Temperature").fill(temperature)
+    page.tab.get_by_label("Most tokens", exact=True).fill("")
+    page.tab.get_by_label("Most tokens", exact=True).press_sequentially(tokens)
+    page.tab.keyboard.press("Escape")
+    page.tab.get_by_label("Message").fill("Hi")
+    with page.tab.expect_request("**/v1/chat/completions") as sent:
+        page.tab.get_by_role("button", name="Send").click()
+    body = sent.value.post_data_json
+    assert (body["temperature"], body["max_tokens"]) == sent_as
+    page.answered()
+
+
+def test_an_address_that_names_no_view_shows_the_chat(page: Page) -> None:
+    """Catches: the name of a property that every object has, for which nothing was shown."""
+    page.tab.goto(f"{page.url}/#constructor")
+    page.tab.locator(".welcome").wait_for()
+
+
 def test_stop_and_try_again(page: Page, gateway: StandInGateway) -> None:
     page.open()
     gateway.engine.llm.step_s = 0.5
@@ -221,6 +249,24 @@ def test_the_race(page: Page) -> None:
     page.tab.evaluate("window.at += 1e6")
     for bar in page.tab.locator(".lane .track rect").all():
         expect(bar).to_have_attribute("width", "100")
+
+
+def test_a_race_is_no_other_request_of_the_next_one(page: Page) -> None:
+    """Catches: figures of a second ago, when the last race ran, that are taken for others'; and
+    listeners that each race leaves on the same text."""
+    page.open("race")
+    tools = page.tab.context.new_cdp_session(page.tab)
+    counts = set()
+    for name in ("Start the race", "Race again", "Race again"):
+        page.tab.get_by_role("button", name=name).click()
+        page.tab.locator("[data-figure=ratio]").wait_for()
+        assert "Other requests were running" not in page.tab.locator(".verdict").inner_text()
+        text = tools.send(
+            "Runtime.evaluate", {"expression": "document.querySelector('.lane-text')"}
+        )
+        lane = {"objectId": text["result"]["objectId"]}
+        counts.add(len(tools.send("DOMDebugger.getEventListeners", lane)["listeners"]))
+    assert len(counts) == 1
 
 
 def test_a_race_without_drafts_says_so(page: Page, gateway: StandInGateway) -> None:

@@ -13,7 +13,7 @@ from importlib.metadata import version
 from typing import Any, NoReturn
 
 from app.commands import command_line, doctor, sagemaker, vllm_options
-from app.commands.vllm_options import AUTO_TOOLS
+from app.commands.vllm_options import AUTO_TOOLS, NEEDS_PARSER
 from app.doctor.examination import check_start
 from app.doctor.machine import GPU_MEMORY
 from app.errors import AerieError, EngineLostError, SettingsError, StartupError
@@ -230,7 +230,7 @@ def load_settings(options: dict[str, Any]) -> Settings:
     if (key := os.environ.get(VLLM_API_KEY)) and not settings.admission.guarded:
         settings = load_with({**given, "api_key": key})
     if any(wants_tools) and settings.model.tool_call_parser is None:
-        raise SettingsError("--enable-auto-tool-choice", "needs --tool-call-parser")
+        raise SettingsError("--enable-auto-tool-choice", NEEDS_PARSER.format("--tool-call-parser"))
     return settings
 
 

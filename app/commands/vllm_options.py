@@ -40,6 +40,8 @@ _SHORT_SPECULATION = {  # vLLM's short forms of parts of speculative_config
 }
 SPECULATION = ("speculative_config", *_SHORT_SPECULATION)
 AUTO_TOOLS = "enable_auto_tool_choice"
+# As in vLLM. What the model is may not be known before it is downloaded.
+NEEDS_PARSER = "needs {}, which is openai for gpt-oss"
 
 
 def _each(reasons: Iterable[tuple[str, str]]) -> dict[str, str]:
@@ -150,7 +152,7 @@ def settings(given: Mapping[str, Any], names: Names, spell: Callable[[str], str]
                 found[setting] = _VALUES[option](value) if option in _VALUES else value
             elif option == AUTO_TOOLS:
                 if value and "tool_call_parser" not in given:
-                    raise SettingsError(option, f"needs {spell('tool_call_parser')}")
+                    raise SettingsError(option, NEEDS_PARSER.format(spell("tool_call_parser")))
             elif option in CANNOT_WORK:
                 if value is not False:  # --no-OPTION asks for what is so anyway
                     raise SettingsError(option, f"cannot work here: {CANNOT_WORK[option]}")

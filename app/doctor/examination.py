@@ -216,7 +216,10 @@ def _check_tools(settings: Settings, target: models.Checkpoint) -> list[Finding]
     known = next(
         (preset.tool_call_parser for preset in presets if preset.model == model.model), None
     )
-    return [chat_template.check(template, model.tool_call_parser, known)]
+    parser = model.tool_call_parser
+    if target.config.get("model_type") == "gpt_oss":
+        parser = parser or "openai"  # as service has it (app/serving/adapter.py)
+    return [chat_template.check(template, parser, known)]
 
 
 def _check_parsers(settings: Settings) -> list[Finding]:

@@ -8,8 +8,9 @@ service name, headers of the exporter.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any
+from urllib.parse import urlsplit
 
 from opentelemetry.sdk.environment_variables import OTEL_SERVICE_NAME
 from opentelemetry.sdk.resources import Resource
@@ -27,6 +28,7 @@ from app.request_usage import set_trace_headers
 PROVIDER = "aerie"
 _W3C = TraceContextTextMapPropagator()
 _PROTOCOL = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
+_HTTP_PATH = "/v1/traces"  # of OTLP over HTTP; gRPC has no path
 # Access log fields that OpenTelemetry has names for.
 _NAMES = {
     "prompt_tokens": "gen_ai.usage.input_tokens",
@@ -42,12 +44,15 @@ def provider(exporter: SpanExporter) -> TracerProvider:
     return provider
 
 
-def exporter(endpoint: str, environ: Mapping[str, str]) -> SpanExporter:
-    """An exporter like vLLM's own for the same endpoint: gRPC, or HTTP by the environment.
+def exporter(endpoint: str, environ: MutableMapping[str, str]) -> SpanExporter:
+    """An exporter like vLLM's own for the same endpoint.
 
+    The environment names the protocol. Where it does not, that is HTTP for an endpoint with the
+    path of OTLP over HTTP, else gRPC, and it is put there for vLLM, whose processes read it too.
     Raises SettingsError for another protocol.
     """
-    protocol = environ.get(_PROTOCOL, "grpc")
+    over_http = urlsplit(endpoint).path.rstrip("/").endswith(_HTTP_PATH)
+    protocol = environ.setdefault(_PROTOCOL, "http/protobuf" if over_http else "grpc")
     if protocol == "grpc":
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as Grpc
 

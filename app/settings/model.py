@@ -40,7 +40,8 @@ class ModelSettings(Section):
     )
     tool_call_parser: str | None = Field(
         None,
-        description="vLLM tool parser; without one, tools that the model may call are refused.",
+        description="vLLM tool parser; without one, tools that the model may call are refused. "
+        "gpt-oss has `openai` by default.",
     )
     unknown_tools: Literal["refuse", "ignore"] = Field(
         "refuse",
@@ -52,7 +53,9 @@ class ModelSettings(Section):
         description="How far tool calls are held to their JSON schema: `parameter` always, "
         "`function` only the call's envelope, `auto` only where a tool says strict.",
     )
-    reasoning_parser: str | None = Field(None, description="vLLM reasoning parser.")
+    reasoning_parser: str | None = Field(
+        None, description="vLLM reasoning parser; gpt-oss has `openai_gptoss` by default."
+    )
 
     @field_validator("served_model_name", mode="before")
     @classmethod

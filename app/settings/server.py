@@ -98,7 +98,8 @@ class ServerSettings(Section):
     otlp_traces_endpoint: str | None = Field(
         None,
         description="OpenTelemetry collector for the spans of gateway and engine "
-        "(http://HOST:4317, or over HTTP http://HOST:4318/v1/traces); none by default.",
+        "(http://HOST:4317 over gRPC, or over HTTP http://HOST:4318/v1/traces); none by default. "
+        "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL chooses otherwise than the path.",
     )
     log_format: Literal["text", "json"] = Field(
         "text", description="Form of the gateway's own log lines; vLLM's are text."

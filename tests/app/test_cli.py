@@ -77,7 +77,7 @@ def test_options_that_are_not_ours_are_vllms(
         (["--sse-keep-alive-interval", "0"], "--sse-keep-alive-interval: 0 cannot work here"),
         (["--model_tag", "a"], "no such option"),
         (["--k", "0", "--enable-auto-tool-choice"],
-         "--enable-auto-tool-choice: needs --tool-call-parser"),
+         "--enable-auto-tool-choice: needs --tool-call-parser, which is openai for gpt-oss"),
         (["--block-size", "16", "--engine-args", "{}"], "engine_args: give vLLM's options either"),
         (["--drafter", "a", "-sc", '{"method": "peagle", "model": "b"}'],
          "drafter: given twice: a and b"),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from app.doctor import chat_template
-from app.doctor.examination import check_models
+from app.doctor.examination import _check_tools, check_models
+from app.doctor.models import Checkpoint
 from app.settings import load
 
 SHOWS = "{% if tools %}{{ tools | tojson }}{% endif %}{{ messages }}"
@@ -63,3 +65,13 @@ def test_the_models_own_template_counts_unless_another_is_given(tmp_path: Path) 
     assert status(chat_template=str(other)) == "warn"
     assert status(chat_template=HIDES) == "warn"
     assert status(chat_template=str(tmp_path / "none")) == "FAIL"
+
+
+def test_gpt_oss_needs_no_parser_to_be_named() -> None:
+    """Catches: a warning that requests with tools are refused, of a model whose own parser service
+    takes by default."""
+    target = Checkpoint("folder", {"model_type": "gpt_oss"}, chat_template=SHOWS)
+    [finding] = _check_tools(load({"k": "0", "model": "folder"}, {}), target)
+    assert (finding.status, finding.detail[-6:]) == ("ok", "openai")
+    [finding] = _check_tools(load({"k": "0", "model": "folder"}, {}), replace(target, config={}))
+    assert finding.status == "warn"

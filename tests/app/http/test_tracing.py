@@ -123,3 +123,23 @@ def test_the_protocol_is_one_that_the_engine_knows() -> None:
         tracing.exporter("http://127.0.0.1:4317", {tracing._PROTOCOL: "http/json"})
     for protocol in ({}, {tracing._PROTOCOL: "http/protobuf"}):
         tracing.exporter("http://127.0.0.1:4317", protocol).shutdown()
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "environment", "protocol"),
+    [
+        ("http://127.0.0.1:4317", {}, "grpc"),
+        ("http://127.0.0.1:4318/v1/traces", {}, "http/protobuf"),
+        ("https://collector/otlp/v1/traces/", {}, "http/protobuf"),
+        ("http://127.0.0.1:4318/v1/traces", {tracing._PROTOCOL: "grpc"}, "grpc"),
+    ],
+)
+def test_the_path_of_otlp_over_http_chooses_http(
+    endpoint: str, environment: dict[str, str], protocol: str
+) -> None:
+    """Catches: an address over HTTP as docs/settings.md has it, to which gateway and engine speak
+    gRPC, so that no span arrives."""
+    exporter = tracing.exporter(endpoint, environment)
+    assert (".http." in type(exporter).__module__) == (protocol == "http/protobuf")
+    assert environment[tracing._PROTOCOL] == protocol
+    exporter.shutdown()

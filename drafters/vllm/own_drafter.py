@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 # Attention backends for a P-EAGLE head on V2 where vLLM's own choice does not do, the faster first.
 _OF_ANY_LENGTH = (AttentionBackendEnum.FLASH_ATTN, AttentionBackendEnum.TRITON_ATTN)
 _ONE_LENGTH = "Mamba or short-convolution layers of a target"
+# Its stages but the last have no drafter, and look for it in each step
+# (vllm/v1/worker/gpu_model_runner.py, _build_attention_metadata).
+_STAGES_ON_V1 = "pipeline parallelism on the V1 model runner"
 _TAPS = "eagle_aux_hidden_state_layer_ids"
 
 
@@ -102,6 +105,7 @@ def refuse(config: VllmConfig) -> None:
         and config.scheduler_config.async_scheduling,
         "block verification (rejection_sample_method) on the V1 model runner": on_v1
         and speculation.rejection_sample_method == "block",
+        _STAGES_ON_V1: on_v1 and parallel.pipeline_parallel_size > 1,
         "elastic expert parallelism (enable_elastic_ep)": parallel.enable_elastic_ep,
         # Ranks of such a target wait for each other in every pass (vllm/v1/worker/dp_utils.py,
         # coordinate_batch_across_dp), and each rank chooses for itself whether there is one. Ranks
@@ -174,6 +178,7 @@ def _unfit_for_lookups(config: VllmConfig, on_v1: bool) -> dict[str, bool]:
         "data parallelism of a mixture of experts": (
             parallel.data_parallel_size > 1 and model.is_moe
         ),
+        _STAGES_ON_V1: on_v1 and parallel.pipeline_parallel_size > 1,
         "async_scheduling on the V1 model runner": on_v1
         and config.scheduler_config.async_scheduling,
         "block verification (rejection_sample_method) on the V1 model runner": on_v1

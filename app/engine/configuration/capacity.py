@@ -70,25 +70,27 @@ def server_defaults(gpu_gib: float, name: str = "") -> ServerDefaults:
 
 
 def step_shape(
-    given: Mapping[str, Any], gpu: ServerDefaults, k: int, method: Method | None
+    given: Mapping[str, Any], gpu: ServerDefaults, k: int, method: Method | None, lookup_k: int = 0
 ) -> StepShape:
     """The largest step of a server that drafts up to `k` tokens, without a head where `method` is
-    None.
+    None, and by lookup up to `lookup_k` beside a head.
 
     `given` has vLLM's engine arguments that an operator set, by name; they win. Prompts get the
-    room that vLLM's own server leaves them: beside its tokens a step has, for each sequence, K
-    drafts to verify and the slots of a P-EAGLE head, K - 1. At K = 0 all is as vLLM has it.
+    room that vLLM's own server leaves them: beside its tokens a step has, for each sequence, the
+    drafts to verify, K or `lookup_k`, and the slots of a P-EAGLE head, K - 1. At K = 0 all is as
+    vLLM has it.
     """
     factor = 2 if given.get("performance_mode") == "throughput" else 1  # as in vLLM
     default = factor * (min(gpu.sequences, DRAFTING_SEQUENCES) if k else gpu.sequences)
     sequences = given.get("max_num_seqs") or default
-    slots = 2 * k - 1 if method == "p-eagle" and k else k
+    drafts = max(k, lookup_k) if k else 0
+    slots = drafts + k - 1 if method == "p-eagle" and k else drafts
     room = factor * gpu.tokens
     if has_whole_prompts(given):
         room = max(room, given.get("max_model_len") or 0)
     tokens = given.get("max_num_batched_tokens") or room + sequences * slots
     ours = k and not _sizes_are_given(given)
-    sizes = capture_sizes(captured_ks(k), sequences, tokens) if ours else []
+    sizes = capture_sizes(captured_ks(drafts), sequences, tokens) if ours else []
     return StepShape(sequences, tokens, sizes)
 
 

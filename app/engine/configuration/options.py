@@ -94,7 +94,8 @@ def engine_options(
     options |= engine.engine_args
     if gpu is not None and settings.speculates:
         k = settings.speculation.head_k or settings.speculation.lookup_k
-        shape = step_shape(options, gpu, k, method if settings.has_head else None)
+        head = method if settings.has_head else None
+        shape = step_shape(options, gpu, k, head, lookup_k(settings, v2=v2))
         options["max_num_seqs"] = shape.sequences
         # vLLM, which knows the model's length, makes room for prompts that are read whole.
         if not has_whole_prompts(options) or (options.get("max_model_len") or 0) > 0:

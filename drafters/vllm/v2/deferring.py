@@ -204,7 +204,10 @@ class DeferringSpeculator(DraftModelSpeculator):
         if graph is not None:
             k, widths = drafted(graph), np.full(count, graph.uniform_token_count, np.int64)
         else:
-            widths = needed
+            # No request is empty: some backends take a pass of no more than one token each for
+            # decode steps, one of every request (vllm/v1/attention/backends/utils.py,
+            # split_decodes_and_prefills). A slot beyond what is needed is masked.
+            widths = np.maximum(needed, 1)
         total = int(widths.sum())
         assert total <= self.most_entered  # else slices of the buffers would be too short
         shape = graph or BatchExecutionDescriptor(CUDAGraphMode.NONE, total, count)

@@ -123,6 +123,7 @@ def test_m_rope_is_refused(config: VllmConfig, of: str, monkeypatch: pytest.Monk
     [
         ({"scheduler_config__async_scheduling": True}, "async_scheduling on the V1"),
         ({"speculative_config__rejection_sample_method": "block"}, r"block .* on the V1"),
+        ({"parallel_config__pipeline_parallel_size": 2}, "pipeline parallelism on the V1"),
     ],
 )
 def test_what_only_v2_can_is_refused_on_v1(
@@ -334,6 +335,7 @@ def test_other_drafters_of_vllm_are_not(p_eagle: VllmConfig, method: tuple[str, 
         ({"model_config__enable_prompt_embeds": True}, "enable_prompt_embeds"),
         ({"scheduler_config__async_scheduling": True}, "async_scheduling"),
         ({"speculative_config__rejection_sample_method": "block"}, "rejection_sample_method"),
+        ({"parallel_config__pipeline_parallel_size": 2}, "pipeline parallelism"),
     ],
 )
 def test_what_lookups_cannot_draft_beside_is_named(

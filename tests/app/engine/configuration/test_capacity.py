@@ -30,8 +30,18 @@ def test_prompts_have_the_room_that_vllm_s_own_server_leaves_them() -> None:
         assert shape.tokens - sequences * (7 + 1) == 8192 - sequences
 
 
+def test_lookups_that_are_longer_than_the_heads_drafts_have_room_and_graphs() -> None:
+    """On the V1 runner, at K = 5 beside lookups of 10. Catches: their room taken from prompts, and
+    no graph for the largest batches."""
+    shape = step_shape({"max_num_seqs": 256}, H100, 5, "p-eagle", lookup_k=10)
+    assert shape.tokens - 256 * (10 + 1 + 5 - 1) == 8192 - 256
+    assert shape.sizes[-1] == 256 * (10 + 1)
+    assert step_shape({}, H100, 5, "p-eagle", lookup_k=3) == step_shape({}, H100, 5, "p-eagle")
+
+
 def test_without_drafts_all_is_as_vllm_has_it() -> None:
     assert step_shape({}, H100, 0, "p-eagle") == (1024, 8192, [])
+    assert step_shape({}, H100, 0, None, lookup_k=10) == (1024, 8192, [])
 
 
 def test_sequences_that_nobody_named_are_bounded_by_their_rows_of_logits() -> None:
@@ -64,9 +74,10 @@ def test_an_operator_decides_on_graphs(given: dict[str, Any]) -> None:
 
 def test_options_of_a_gpu_server_and_of_a_cpu() -> None:
     settings = load({"model": "a/b", "drafter": "c/d", "k": 7, "max_num_seqs": 128}, {})
-    options = engine_options(settings, gpu=H100)
-    assert options["max_num_batched_tokens"] == 8192 + 128 * 13
-    assert options["cudagraph_capture_sizes"][-1] == 128 * 8
+    for v2, drafts in ((True, 7), (False, 10)):  # on V1 lookups may have 10
+        options = engine_options(settings, gpu=H100, v2=v2)
+        assert options["max_num_batched_tokens"] == 8192 + 128 * (drafts + 7 - 1)
+        assert options["cudagraph_capture_sizes"][-1] == 128 * (drafts + 1)
     on_cpu = engine_options(settings)
     assert not {"max_num_batched_tokens", "cudagraph_capture_sizes"} & set(on_cpu)
     given = '{"max_num_batched_tokens": 4096, "cudagraph_capture_sizes": [8, 16]}'

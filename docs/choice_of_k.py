@@ -91,7 +91,8 @@ So the scheduler sends a `DraftPlan` with each step (`drafters/control/sources/`
 
     gain of n draft tokens = tokens accepted of them - tokens per second * seconds to verify them
 
-- For each class of match lengths: the n with the largest gain, and that gain.
+- For each class of match lengths: the n with the largest gain, and that gain. It must be a quarter
+  of the price or more, since both are estimates.
 - The gain of the head for one request, and the price of its pass: the tokens that the batch would
   make in the same time.
 
@@ -104,9 +105,11 @@ While lookups are in use, every match is compared with the tokens that then come
 drafted them or not. That tells what lookups are worth while none is tried, and a failed lookup does
 not count against the head. Seconds are learnt in two parts: those of the target, by the mean number
 of draft tokens that it verifies, and those of the head's pass. So each price is known without the
-other. A pass that also reads a prompt, or what the head had missed, tells nothing of its price.
-Where few of many requests have drafts, what the step took beyond one without drafts is scaled up to
-one draft token of each request (`verification_costs.py`).
+other. Prices of n draft tokens lie on a line through those that were measured: singly, each errs by
+itself, and the largest gain would be that of the price that errs most. A pass that also reads a
+prompt, or what the head had missed, tells nothing of its price. Where few of many requests have
+drafts, what the step took beyond one without drafts is scaled up to one draft token of each request
+(`verification_costs.py`).
 
 vLLM's [V2 runner](glossary.md#v1-and-v2-model-runner), the first choice on a GPU, has no such plan:
 the newest tokens are on the device alone. Beside a head nothing is looked up there, and what a

@@ -131,6 +131,7 @@ FAULTS = {
         "control/sources/test_lookup_gains",
         [
             ("by_class.setdefault(match_class(length), [])", "by_class.setdefault(0, [])"),
+            ("worth.gain >= self._margin * prices[worth.tokens]", "True"),
         ],
     ),
     "drafters/control/sources/verification_costs.py": Faults(
@@ -140,6 +141,8 @@ FAULTS = {
             ("scaled = plain + max(0.0, share * (seconds - plain))", "scaled = seconds"),
             ("step.draft_seconds - reading_s", "reading_s"),
             (" - load.cut_tokens", ""),
+            ("first_s + further_s * n", "further_s * (n + 1)"),
+            ("if start >= 0.0:", "if False:"),
             ("load.requests_drafted_at(0) - step", "load.requests - step"),
         ],
     ),

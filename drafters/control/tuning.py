@@ -41,6 +41,10 @@ class Tuning:
     prior_match_acceptance: tuple[float, ...] = (0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.9)
     # The same of a forced span. It is below 1, as the target may cut the text into other tokens.
     prior_span_acceptance: float = 0.85
+    # The share of its price that a lookup must gain, as gain and price are estimates. Simulated:
+    # where no lookup pays, 0.99 of the tokens without drafts, and 0.97 without a margin. Where
+    # lookups pay it changes nothing.
+    lookup_margin: float = 0.25
     # Proportions by which the seconds of a pass of the head are carried to other batches and K.
     pass_terms: CostTerms = CostTerms(1.0, 0.1, 0.02, 0.0)  # noqa: RUF009 - it is immutable
     rate_memory_steps: float = 32.0  # steps in the average of tokens per second

@@ -26,6 +26,7 @@ class LookupGains:
             Acceptance(max_lookup_tokens, replace(tuning, prior_acceptance=prior))
             for prior in tuning.prior_match_acceptance
         ]
+        self._margin = tuning.lookup_margin
 
     def observe(self, step: Step) -> None:
         """Learn from the matches that the tokens of a step were compared with."""
@@ -37,8 +38,13 @@ class LookupGains:
 
     def worth_by_class(self, prices: Sequence[float]) -> tuple[Worth, ...]:
         """What a lookup is worth, by class of the match. `prices[n]` is the tokens that the batch
-        would make in the time of verifying n."""
-        return tuple(best_worth(each.survival(), prices) for each in self._acceptance)
+        would make in the time of verifying n. One that gains less than `Tuning.lookup_margin` of
+        its price is left out."""
+        best = [best_worth(each.survival(), prices) for each in self._acceptance]
+        return tuple(
+            worth if worth.gain >= self._margin * prices[worth.tokens] else Worth()
+            for worth in best
+        )
 
     def rows(self) -> list[dict[str, Any]]:
         """A row of the state for each class of matches: the shortest match, how often its first

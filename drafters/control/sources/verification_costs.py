@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from drafters.control.cost_table import Cell, CostTable, bucket_of
@@ -116,11 +116,34 @@ class VerificationCosts:
 
     def _verify_seconds(self, requests: int) -> list[float]:
         """Seconds that verifying n draft tokens adds to a step, per request, by n, if all requests
-        have n. Beyond the largest n that was measured, seconds are proportional to n."""
+        have n.
+
+        They lie on a line through those n that were measured. Singly, each errs by itself, and the
+        n with the largest gain would be one whose price is too low.
+        """
         row = self.verification.row(requests)
-        measured = max(self.verification.ks_measured(requests), default=0)
         seconds = [(row[n].seconds - row[0].seconds) / requests for n in row]
-        if measured:
-            each = seconds[measured] / measured
-            seconds[measured + 1 :] = [n * each for n in range(measured + 1, len(seconds))]
-        return seconds
+        measured = [n for n in self.verification.ks_measured(requests) if n]
+        if not measured:
+            return seconds
+        points = [(n, seconds[n], 1.0 / row[n].variance) for n in measured]
+        first_s, further_s = _line(points)
+        return [0.0, *(first_s + further_s * n for n in range(len(seconds) - 1))]
+
+
+def _line(points: Sequence[tuple[int, float, float]]) -> tuple[float, float]:
+    """The line nearest to points (x, y, weight), by squares, as its y at 1 and its slope: through
+    (0, 0) if it would begin below that, or if all points have one x, and never falling."""
+    mass = sum(weight for _, _, weight in points)
+    mean_x = sum(weight * x for x, _, weight in points) / mass
+    mean_y = sum(weight * y for _, y, weight in points) / mass
+    spread = sum(weight * (x - mean_x) ** 2 for x, _, weight in points)
+    if spread:
+        slope = sum(weight * (x - mean_x) * y for x, y, weight in points) / spread
+        slope = max(0.0, slope)
+        start = mean_y - slope * mean_x
+        if start >= 0.0:
+            return start + slope, slope
+    products = sum(weight * x * y for x, y, weight in points)
+    slope = products / sum(weight * x * x for x, _, weight in points)
+    return slope, slope

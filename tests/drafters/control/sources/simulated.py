@@ -78,7 +78,11 @@ class Simulation:
                 fresh.append(1 + right)
                 length = candidates[place].match
                 if plan is not None and length:
-                    matches.append(self._match(rng, length, rates[place], source, 1 + right, right))
+                    verified = right if source == LOOKUP else 0
+                    failed = source == LOOKUP and right < drafted
+                    matches.append(
+                        self._match(rng, length, rates[place], 1 + right, verified, failed)
+                    )
             for place, kind in enumerate(self.kinds):
                 candidates[place].match, rates[place] = self._draw(rng, kind)
             if plan is None:
@@ -122,14 +126,13 @@ class Simulation:
 
     @staticmethod
     def _match(
-        rng: random.Random, length: int, rate: float, source: str, new: int, right: int
+        rng: random.Random, length: int, rate: float, new: int, verified: int, failed: bool
     ) -> Match:
-        """How a match went on: drawn anew, but for a lookup that was verified itself."""
+        """How a match went on in `new` tokens: its first `verified` ones are known to be right, the
+        one behind them to be wrong if the lookup `failed`. The others are drawn."""
         compared = min(new, LOOKUP_K)
-        if source == LOOKUP:
-            return Match(length, compared, min(right, compared))
-        equal = 0
-        while equal < compared and rng.random() < rate:
+        equal = min(verified, compared)
+        while not failed and equal < compared and rng.random() < rate:
             equal += 1
         return Match(length, compared, equal)
 

@@ -72,7 +72,7 @@ def test_chat_behind_long_contexts_loses_little_to_doubtful_lookups(requests: in
         ratios.append(chats.tokens_per_second / plain)
     mean = sum(ratios) / len(ratios)
     print(f"{requests} chats: {mean:.3f} of the tokens without drafts, {min(ratios):.3f} at worst")
-    assert mean > 0.94
+    assert mean > 0.955
 
 
 def test_lookups_alone_are_measured_against_steps_without_drafts() -> None:

@@ -45,6 +45,18 @@ def test_a_lookup_costs_what_verifying_it_takes() -> None:
     assert worth.gain == pytest.approx(priced, abs=0.05)
 
 
+def test_a_lookup_that_hardly_pays_has_no_tokens() -> None:
+    """One token, right in half of the cases, at .45 and at .35 of a token. Catches: drafts that pay
+    by an error of the estimates alone, in each step in which they do."""
+    found = gains()
+    for number in range(2000):
+        found.observe(step(Match(4, 1, number % 2)))
+    rising = [0.0, *(9.0 + n for n in range(MOST))]
+    for price, tokens in ((0.45, 0), (0.35, 1)):
+        rising[1] = price
+        assert found.worth_by_class(rising)[match_class(4)].tokens == tokens
+
+
 def test_a_lookup_that_never_pays_has_no_tokens() -> None:
     """Catches: a loss that is drafted because every other number of tokens loses more."""
     assert set(gains().worth_by_class([float(n) for n in range(MOST + 1)])) == {Worth(0, 0.0)}

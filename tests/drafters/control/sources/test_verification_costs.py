@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from itertools import pairwise
+
 import pytest
 
 from drafters.control.cost_table import Cell
@@ -41,6 +44,24 @@ def test_steps_in_which_few_requests_have_drafts_tell_what_a_draft_token_takes(d
     """Catches: one draft token in a batch of 16 counts as one of each request, and a lookup looks
     sixteen times as cheap as it is."""
     assert taught(16, drafts).prices(16, 1.0)[1] == pytest.approx(DRAFT_S, rel=0.15)
+
+
+@pytest.mark.parametrize("start_s", [0.0, 0.004])
+def test_prices_lie_on_a_line_through_what_was_measured(start_s: float) -> None:
+    """Steps of one request verify 2, 5 or 8 draft tokens, whose seconds err by a fifth. Catches:
+    the number of tokens chosen whose price happens to be too low, and, beyond the largest, what
+    every draft costs counted for each token again."""
+    made, rng = costs(), random.Random(0)
+    for number in range(300):
+        drafts = (2, 5, 8)[number % 3]
+        beside = start_s + (DRAFT_S * drafts) * (1.0 + 0.2 * rng.gauss(0.0, 1.0))
+        seen = step(1, drafts)._replace(seconds=PLAIN_S + beside)
+        made.observe(seen, 0.0, settled=True)
+    prices = made.prices(1, 1.0)
+    expected = [start_s + DRAFT_S * n for n in range(1, 11)]
+    assert prices[0] == 0.0 and prices[1:] == pytest.approx(expected, rel=0.15, abs=2e-4)
+    steps = [after - before for before, after in pairwise(prices[1:])]
+    assert steps == pytest.approx([steps[0]] * 9)
 
 
 def test_tokens_that_a_grammar_cut_are_not_verified() -> None:

@@ -25,7 +25,7 @@ from app.declaration.model_facts import ModelFacts
 from app.declaration.request_checks import check_request
 from app.llm import vllm_errors
 from app.serving.operation import Operation
-from app.serving.parsers import bounds_reasoning
+from app.serving.parsers.consistent import bounds_reasoning
 from app.serving.renderer import Renderer
 from app.serving.schemas import request_schemas
 from app.settings import Settings

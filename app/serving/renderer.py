@@ -10,7 +10,7 @@ from vllm.entrypoints.openai.responses.utils import should_continue_final_messag
 from vllm.exceptions import VLLMValidationError
 from vllm.renderers.online_renderer import OnlineRenderer, ResponsesRenderResult
 
-from app.serving.harmony import continued
+from app.serving.parsers.harmony import continued
 
 
 class Renderer(OnlineRenderer):

@@ -20,7 +20,7 @@ from app.serving.classes.beam_search import BeamSearchCorrections
 from app.serving.classes.cached_tokens import correct_cached_tokens, with_cached_tokens
 from app.serving.classes.call_arguments import is_object, is_stop
 from app.serving.classes.streamed_chunks import StreamedCalls, StreamedOrigins
-from app.serving.parsers import consistent
+from app.serving.parsers.consistent import consistent
 
 
 class ChatCorrections(BeamSearchCorrections):

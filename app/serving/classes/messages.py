@@ -14,7 +14,7 @@ from vllm.outputs import RequestOutput
 from app.serving.classes.cached_tokens import with_first_cached_tokens
 from app.serving.classes.call_arguments import is_object, partial_object
 from app.serving.classes.chat import ChatCorrections
-from app.serving.parsers import bounds_reasoning
+from app.serving.parsers.consistent import bounds_reasoning
 from app.validation.replay import object_arguments
 
 

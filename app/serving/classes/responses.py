@@ -17,7 +17,7 @@ from app.llm.answer_logprobs import chosen_tokens
 from app.serving.classes.call_arguments import ends_early, is_stop
 from app.serving.classes.custom_tool_input import custom_input, custom_input_so_far
 from app.serving.classes.response_logprobs import StreamedLogprobs, keep_content_logprobs
-from app.serving.parsers import consistent
+from app.serving.parsers.consistent import consistent
 
 responses_utils.decode_custom_tool_input = custom_input
 streaming_events.decode_custom_tool_input = custom_input

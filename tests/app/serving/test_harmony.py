@@ -13,7 +13,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.parser import ParserManager
 
 from app.serving.adapter import _parsing
-from app.serving.parsers import bounds_reasoning, consistent
+from app.serving.parsers.consistent import bounds_reasoning, consistent
 from app.serving.renderer import Renderer
 from app.serving.response_fields import published_event
 from app.settings import load

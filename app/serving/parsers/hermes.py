@@ -15,7 +15,7 @@ from vllm.entrypoints.generate.base.protocol import (
 from vllm.tool_parsers.hermes_tool_parser import Hermes2ProToolParser
 from vllm.tool_parsers.utils import partial_tag_overlap
 
-from app.serving.deltas import calls_of
+from app.serving.parsers.deltas import calls_of
 
 _ARGUMENTS = re.compile(r'"arguments"\s*:\s*')
 _DECODER = json.JSONDecoder()

@@ -9,9 +9,9 @@ from vllm.entrypoints.generate.base.protocol import DeltaMessage, FunctionCall
 from vllm.parser.harmony import HarmonyParser
 from vllm.tool_parsers.hermes_tool_parser import Hermes2ProToolParser
 
-from app.serving.deltas import calls_of
-from app.serving.harmony import GatewayHarmonyParser
-from app.serving.hermes import HermesToolParser
+from app.serving.parsers.deltas import calls_of
+from app.serving.parsers.harmony import GatewayHarmonyParser
+from app.serving.parsers.hermes import HermesToolParser
 
 Parsed = tuple[str | None, str | None, list[FunctionCall] | None]
 

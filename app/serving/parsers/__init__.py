@@ -1,0 +1,1 @@
+"""Corrections of the parsers by which vLLM finds reasoning and tool calls in answers."""

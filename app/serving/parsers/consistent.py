@@ -8,15 +8,21 @@ from typing import Any
 from vllm.entrypoints.generate.base.protocol import DeltaMessage, FunctionCall
 from vllm.parser.harmony import HarmonyParser
 from vllm.tool_parsers.hermes_tool_parser import Hermes2ProToolParser
+from vllm.tool_parsers.llama_tool_parser import Llama3JsonToolParser
 
 from app.serving.parsers.deltas import calls_of
 from app.serving.parsers.harmony import GatewayHarmonyParser
 from app.serving.parsers.hermes import HermesToolParser
+from app.serving.parsers.llama import LlamaToolParser
+from app.serving.parsers.whole_as_stream import WholeAsStream
 
 Parsed = tuple[str | None, str | None, list[FunctionCall] | None]
 
 # vLLM's tool parser -> the one that replaces it.
-_REPLACED: dict[type, type] = {Hermes2ProToolParser: HermesToolParser}
+_REPLACED: dict[type, type] = {
+    Hermes2ProToolParser: HermesToolParser,
+    Llama3JsonToolParser: LlamaToolParser,
+}
 
 
 def consistent(parser: type | None) -> Any:
@@ -53,7 +59,7 @@ class _Consistent:
     @property
     def _reads_alike(self) -> bool:
         """Whether the tool parser itself reads whole answers and streams alike."""
-        return isinstance(self._tool_parser, HermesToolParser)
+        return isinstance(self._tool_parser, WholeAsStream)
 
     def set_prompt_token_ids(self, prompt_token_ids: Sequence[int]) -> None:
         """Remember the prompt: it says whether reasoning is open when the answer begins."""

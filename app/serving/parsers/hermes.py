@@ -7,28 +7,23 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from vllm.entrypoints.generate.base.protocol import (
-    DeltaMessage,
-    ExtractedToolCallInformation,
-    ToolCall,
-)
+from vllm.entrypoints.generate.base.protocol import DeltaMessage
 from vllm.tool_parsers.hermes_tool_parser import Hermes2ProToolParser
 from vllm.tool_parsers.utils import partial_tag_overlap
 
-from app.serving.parsers.deltas import calls_of
+from app.serving.parsers.whole_as_stream import WholeAsStream, forces_call
 
 _ARGUMENTS = re.compile(r'"arguments"\s*:\s*')
 _DECODER = json.JSONDecoder()
 
 
-class HermesToolParser(Hermes2ProToolParser):
+class HermesToolParser(WholeAsStream, Hermes2ProToolParser):
     """vLLM's Hermes parser (vllm/tool_parsers/hermes_tool_parser.py), for streams and whole answers
     alike.
 
-    vLLM parses a whole answer with other code than a stream: arguments are spelled differently,
-    and one call that the token limit cut turns all calls into raw markup. Here a whole answer is a
-    stream of one delta. Tags around something that is no call, and the start of what might have
-    become a tag, are content; vLLM's stream drops them.
+    vLLM spells arguments of a whole answer differently from a stream's, and one call that the token
+    limit cut turns all calls into raw markup. Here tags around something that is no call, and the
+    start of what might have become a tag, are content; vLLM's stream drops them.
     """
 
     _sent_content_idx: int
@@ -36,17 +31,6 @@ class HermesToolParser(Hermes2ProToolParser):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._current_text = ""
-
-    def extract_tool_calls(self, model_output: str, request: Any) -> ExtractedToolCallInformation:
-        """The calls of a whole answer, a cut one at its end included."""
-        stream = type(self)(self.model_tokenizer, self.tools)
-        delta = stream.extract_tool_calls_streaming("", model_output, "", (), (), (), request)
-        delta = delta or DeltaMessage()
-        content = (delta.content or "") + stream.held_back_content(request)
-        calls = [ToolCall(function=call) for call in calls_of([delta])]
-        return ExtractedToolCallInformation(
-            tools_called=bool(calls), tool_calls=calls, content=content or None
-        )
 
     def extract_tool_calls_streaming(
         self,
@@ -72,18 +56,10 @@ class HermesToolParser(Hermes2ProToolParser):
         return delta
 
     def held_back_content(self, request: Any) -> str:
-        """Content that was held back as the possible start of a tag, once the answer has ended.
-
-        Where the request forces a call, the start of a tag belongs to that call and is no content.
-        """
-        forced = request.tool_choice not in (None, "auto", "none")
-        content = self._content(self._current_text, finished=not forced)
+        """Content that was held back as the possible start of a tag, once the answer has ended."""
+        content = self._content(self._current_text, finished=not forces_call(request))
         held, self._sent_content_idx = content[self._sent_content_idx :], len(content)
         return held
-
-    def get_remaining_unstreamed_args(self) -> str:
-        """Nothing: vLLM would complete a call that was cut after its name with `{}`."""
-        return ""
 
     def _extract_tool_call_jsons(self, text: str) -> list[tuple[str, bool]]:
         """Bodies of calls, and whether they are complete. Text between tags that is no call is left

@@ -30,6 +30,7 @@ SAME_MEANING = {
     "ParallelSpeculator.num_query_per_req": "tokens of a request in a pass",
     "ParallelSpeculator.supports_mm_inputs": "whether the head is given images itself",
     "Renderer.exclude_tools_when_tool_choice_none": "whether such prompts name no tools",
+    "Renderer.parser": "the class of the parser, with this project's corrections",
     "ResponsesServing.parser": "the class of the parser, with this project's corrections",
     "V1DraftingRunner.drafter": "what drafts",
     "V2DraftingRunner.rejection_sampler": "what verifies drafts",

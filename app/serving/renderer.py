@@ -1,4 +1,4 @@
-"""vLLM's renderer of prompts, corrected for the Harmony format of gpt-oss."""
+"""vLLM's renderer of prompts, corrected, most of all for the Harmony format of gpt-oss."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from vllm.entrypoints.openai.responses.utils import should_continue_final_messag
 from vllm.exceptions import VLLMValidationError
 from vllm.renderers.online_renderer import OnlineRenderer, ResponsesRenderResult
 
+from app.serving.parsers.consistent import consistent
 from app.serving.parsers.harmony import continued
 
 
 class Renderer(OnlineRenderer):
     """OnlineRenderer (vllm/renderers/online_renderer.py) as the gateway uses it.
 
-    What is corrected, for models of the Harmony format only:
+    Grammars of calls are those of this project's parsers. What else is corrected, for models of the
+    Harmony format only:
 
     - With `tool_choice` "none" the prompt names no tools: nothing else keeps the model from calls.
     - Prompts of chats are cut as `truncate_prompt_tokens` says.
@@ -27,6 +29,7 @@ class Renderer(OnlineRenderer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.parser = consistent(self.parser)  # type: ignore[has-type]
         if self.use_harmony:
             self.exclude_tools_when_tool_choice_none = True
 

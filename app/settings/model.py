@@ -51,7 +51,9 @@ class ModelSettings(Section):
     tool_strict_level: Literal["auto", "function", "parameter"] = Field(
         "parameter",
         description="How far tool calls are held to their JSON schema: `parameter` always, "
-        "`function` only the call's envelope, `auto` only where a tool says strict.",
+        "`function` only the call's envelope, `auto` only where a tool says strict. Calls of "
+        "Llama's format (`llama3_json`, `llama4_json`) begin as ordinary JSON does: those that a "
+        "model may make are held to it only where a tool says strict.",
     )
     reasoning_parser: str | None = Field(
         None, description="vLLM reasoning parser; gpt-oss has `openai_gptoss` by default."

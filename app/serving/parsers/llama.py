@@ -9,6 +9,8 @@ import regex
 from vllm.entrypoints.generate.base.protocol import DeltaFunctionCall, DeltaMessage, DeltaToolCall
 from vllm.renderers.chat_utils import make_tool_call_id
 from vllm.tool_parsers.llama_tool_parser import Llama3JsonToolParser
+from vllm.tool_parsers.structural_tag_registry import resolve_tool_strictness
+from vllm.tool_parsers.tool_strict_level import ToolStrictLevel
 from vllm.tool_parsers.utils import get_function_tools
 
 from app.serving.parsers.whole_as_stream import WholeAsStream, forces_call
@@ -26,6 +28,9 @@ class LlamaToolParser(WholeAsStream, Llama3JsonToolParser):
     of the request's tools or `<|python_tag|>` stands in front of it. Everything else before the
     first call is content. vLLM's stream takes an answer for a call if it begins with `{`, and for
     text if it does not.
+
+    Unless the request asks for it, no grammar holds the calls that a model may make: it would begin
+    at `{"name": `, and turn any other JSON that begins so into a call.
     """
 
     def __init__(self, tokenizer: Any, tools: Any = None) -> None:
@@ -38,6 +43,16 @@ class LlamaToolParser(WholeAsStream, Llama3JsonToolParser):
         self._calls = 0
         # Within arguments: how deeply nested they are, whether in a string, behind a backslash.
         self._depth, self._in_string, self._escaped = 0, False, False
+
+    def get_structural_tag(
+        self, request: Any, *, strict_level: ToolStrictLevel = ToolStrictLevel.AUTO, **kwargs: Any
+    ) -> Any:
+        """The grammar of an answer's calls. Where the model may also answer without one, there is
+        none unless a tool is `strict` itself."""
+        tools = get_function_tools(request.tools)
+        if resolve_tool_strictness(tools, request.tool_choice, ToolStrictLevel.AUTO) is None:
+            return None
+        return super().get_structural_tag(request, strict_level=strict_level, **kwargs)
 
     def extract_tool_calls_streaming(
         self,

@@ -17,6 +17,8 @@ from app.serving.parsers.llama import LlamaToolParser
 from tests.app.scripted_engine import Client
 from tests.app.serving.streamed_answers import (
     FEW,
+    JSON,
+    PARAMETERS,
     STEPS,
     chat_body,
     check_chat,
@@ -204,3 +206,69 @@ def test_text_is_searched_once(client: Client) -> None:
         deltas += [delta] if delta else []
     assert calls_of(deltas)[0].arguments == arguments
     assert searched < 3 * len(script)
+
+
+def grammar(client: Client, operation: str, body: JSON, patch: pytest.MonkeyPatch) -> Any:
+    """The grammar to which the answer to a body is held, if there is one."""
+    sampling: list[Any] = []
+    generate = client.engine.generate
+
+    def recorded(prompt: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
+        sampling.append(params)
+        return generate(prompt, params, *args, **kwargs)
+
+    with patch.context() as context:
+        context.setattr(client.engine, "generate", recorded)
+        client.engine.script = "Hi."
+        asyncio.run(client.answer(operation, body))
+    return sampling[0].structured_outputs
+
+
+BODIES = {"chat": chat_body, "responses": responses_body, "messages": messages_body}
+
+
+@pytest.mark.parametrize("operation", BODIES)
+def test_what_may_be_text_is_held_to_no_grammar(
+    client: Client, operation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches: ordinary JSON with a name in it, such as `{"name": "Alice"}`, that the grammar of
+    calls makes a call of a tool."""
+    body = BODIES[operation](4, True)
+    assert grammar(client, operation, body, monkeypatch) is None
+    once = {**body, "parallel_tool_calls": False}
+    if operation != "messages":
+        assert grammar(client, operation, once, monkeypatch) is None
+
+
+@pytest.mark.parametrize("operation", BODIES)
+@pytest.mark.parametrize("choice", ["required", "named"])
+def test_forced_calls_are_held_to_their_grammar(
+    client: Client, operation: str, choice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches: a call that is demanded and need not come."""
+    demanded = dict(zip(BODIES, choices_of(choice), strict=True))[operation]
+    body = {**BODIES[operation](4, True), "tool_choice": demanded}
+    assert "city" in grammar(client, operation, body, monkeypatch).structural_tag
+
+
+def test_strict_tools_are_held_to_their_grammar(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches: `strict: true` of a tool without effect."""
+    body = chat_body(4, True)
+    schema = {**PARAMETERS, "required": ["city"], "additionalProperties": False}
+    body["tools"][1]["function"] |= {"strict": True, "parameters": schema}
+    assert "triggers" in grammar(client, "chat", body, monkeypatch).structural_tag
+
+
+def test_a_format_is_kept_beside_tools(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches: a `response_format` that tools which may be called put out of force."""
+    body = {**chat_body(4, True), "response_format": {"type": "json_object"}}
+    assert grammar(client, "chat", body, monkeypatch) is not None
+
+
+def test_tags_keep_their_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches: arguments that no schema holds where calls cannot be mistaken for text."""
+    client = Client(tool_call_parser="hermes")
+    tag = grammar(client, "chat", chat_body(4, True), monkeypatch).structural_tag
+    assert "<tool_call>" in tag

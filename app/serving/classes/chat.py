@@ -19,7 +19,7 @@ from app.llm.token_origins import origins_of
 from app.serving.classes.beam_search import BeamSearchCorrections
 from app.serving.classes.cached_tokens import correct_cached_tokens, with_cached_tokens
 from app.serving.classes.call_arguments import is_object, is_stop
-from app.serving.classes.streamed_chunks import StreamedCalls, StreamedOrigins
+from app.serving.classes.streamed_chunks import StreamedCalls, StreamedOrigins, split
 from app.serving.parsers.consistent import consistent
 
 
@@ -109,3 +109,11 @@ class ChatCorrections(BeamSearchCorrections):
 
 class ChatServing(ChatCorrections, OpenAIServingChat):
     """vLLM's class for POST /v1/chat/completions, corrected."""
+
+    async def chat_completion_stream_generator(
+        self, *args: Any, **kwargs: Any
+    ) -> AsyncGenerator[str, None]:
+        """The stream. No chunk has both text and calls."""
+        async for event in super().chat_completion_stream_generator(*args, **kwargs):
+            for part in split(event):
+                yield part

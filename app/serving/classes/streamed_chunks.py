@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection
 from typing import Any
 
@@ -10,6 +11,9 @@ from app.llm.token_origins import origins_of
 from app.serving.classes.call_arguments import is_object, is_stop
 
 _CHUNK = 'data: {"id":'
+_CALLS = '"tool_calls":'
+_TEXT = re.compile('"(?:reasoning|content)":"[^"]')
+_CHUNK_MEMBERS = ("id", "object", "created", "model")
 
 
 def is_chunk(event: str) -> bool:
@@ -26,6 +30,24 @@ def chunk_of(event: str) -> dict[str, Any]:
 def event_of(chunk: dict[str, Any]) -> str:
     """The text of an event that holds the chunk."""
     return f"data: {json.dumps(chunk, ensure_ascii=False, separators=(',', ':'))}\n\n"
+
+
+def split(event: str) -> tuple[str, ...]:
+    """The event; if its chunk has text and calls, two events, the text first: clients that look for
+    text alone would lose the calls."""
+    if _CALLS not in event or _TEXT.search(event) is None or not is_chunk(event):
+        return (event,)
+    chunk = chunk_of(event)
+    text: list[dict[str, Any]] = []
+    for choice in chunk["choices"]:
+        delta = choice["delta"]
+        texts = {name: delta.pop(name, None) for name in ("reasoning", "content")}
+        moved = {name: value for name, value in texts.items() if value}
+        text.append(
+            {"index": choice["index"], "delta": moved, "logprobs": None, "finish_reason": None}
+        )
+    head = {name: chunk[name] for name in _CHUNK_MEMBERS if name in chunk}
+    return event_of({**head, "choices": text}), event_of(chunk)
 
 
 class StreamedOrigins:

@@ -10,7 +10,7 @@ from vllm.parser.harmony import HarmonyParser
 from vllm.tool_parsers.hermes_tool_parser import Hermes2ProToolParser
 from vllm.tool_parsers.llama_tool_parser import Llama3JsonToolParser
 
-from app.serving.parsers.deltas import calls_of
+from app.serving.parsers.deltas import calls_of, joined
 from app.serving.parsers.harmony import GatewayHarmonyParser
 from app.serving.parsers.hermes import HermesToolParser
 from app.serving.parsers.llama import LlamaToolParser
@@ -129,8 +129,9 @@ class _Consistent:
         *,
         finished: bool,
     ) -> DeltaMessage | None:
-        """The next delta of a stream. The first one of a call always has arguments, empty if need
-        be, as clients that concatenate them expect. There is none with `tool_choice` "none"."""
+        """The next delta of a stream, with one entry for each call. The first one of a call always
+        has arguments, empty if need be, as clients that concatenate them expect. There is none with
+        `tool_choice` "none"."""
         delta: DeltaMessage | None = super().parse_delta(  # type: ignore[misc]
             delta_text, delta_token_ids, request, prompt_token_ids, finished=finished
         )
@@ -145,6 +146,7 @@ class _Consistent:
         if request.tool_choice == "none":  # HarmonyParser finds them all the same
             rest = delta.model_dump(exclude_unset=True, exclude={"tool_calls"})
             return DeltaMessage(**rest) if rest else None
+        delta.tool_calls = joined(delta.tool_calls)
         self._deltas.append(delta)
         for call in delta.tool_calls:
             if call.function is not None and call.function.name and call.function.arguments is None:

@@ -154,6 +154,34 @@ def test_a_call_begins_with_empty_arguments(client: Client) -> None:
     assert json.loads(joined) == {"city": "Bad Aibling"}
 
 
+@pytest.mark.parametrize("steps", [[200], [7], [5, 1]])
+def test_a_chunk_has_text_or_calls_and_each_call_once(client: Client, steps: list[int]) -> None:
+    """Catches: chunks with both, in which clients that look for text first lose the call's name;
+    two entries of one call, of which older versions of openai-python drop the second."""
+    client.engine.script, client.engine.steps = f"Hi there.{CALL}{TERSE}", steps
+    body = chat_body(200, True, logprobs=True, stream_options={"include_usage": True})
+    chunks = [c for c in asyncio.run(client.events("chat", body)) if c["choices"]]
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert not [delta for delta in deltas if delta.get("content") and delta.get("tool_calls")]
+    for delta in deltas:
+        indices = [call["index"] for call in delta.get("tool_calls", ())]
+        assert len(set(indices)) == len(indices)
+    assert "".join(delta.get("content") or "" for delta in deltas) == "Hi there."
+    ends = [chunk["choices"][0]["finish_reason"] for chunk in chunks]
+    assert (ends[-1], set(ends[:-1])) == ("tool_calls", {None})
+    assert {frozenset(chunk) for chunk in chunks} == {frozenset(chunks[0])}
+    check_chat(client, chat_body(200, True, logprobs=True))
+
+
+def test_reasoning_is_in_no_chunk_with_calls() -> None:
+    """Catches: a call that a client which looks for reasoning first loses."""
+    client = Client(reasoning_parser="qwen3", tool_call_parser="hermes")
+    client.engine.script, client.engine.steps = f"<think>Hm.</think>{CALL}", [200]
+    chunks = asyncio.run(client.events("chat", chat_body(200, True)))
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert [sorted(delta) for delta in deltas[1:]] == [["reasoning"], ["tool_calls"]]
+
+
 def test_what_is_no_call_stays_content(client: Client) -> None:
     client.engine.script, client.engine.steps = f"<tool_call>no</tool_call>{CALL}", (2,)
     facts = check_chat(client, chat_body(200, True))

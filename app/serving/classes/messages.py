@@ -38,8 +38,8 @@ class MessagesServing(ChatCorrections, AnthropicServingMessages):
         request: ChatCompletionRequest = super().to_chat_completion_request(
             anthropic_request, **kwargs
         )
-        if not request.tools:
-            request.tool_choice = "none"
+        if not request.tools:  # an empty list would have templates ask for calls
+            request.tools, request.tool_choice = None, "none"
         last: dict[str, Any] = request.messages[-1] if request.messages else {}
         if last.get("role") != "assistant" or last.get("tool_calls"):
             return request

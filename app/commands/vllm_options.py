@@ -53,7 +53,7 @@ def _each(reasons: Iterable[tuple[str, str]]) -> dict[str, str]:
 NO_EFFECT = _each(
     (
         ("enable_request_id_headers enable_prompt_tokens_details enable_offline_docs "
-         "log_error_stack", "always so"),
+         "log_error_stack exclude_tools_when_tool_choice_none", "always so"),
         ("disable_uvicorn_access_log disable_access_log_for_endpoints",
          "there is no such log; `--access-log` writes one of requests to the model"),
         ("aggregate_engine_logging", "vLLM's log of figures is not written; /metrics has them"),
@@ -111,7 +111,6 @@ CANNOT_WORK = _each(
         ("enable_force_include_usage",
          "streams end with the usage for requests with `stream_options.include_usage`"),
         ("return_tokens_as_token_ids", "requests ask for it, by a field of this name"),
-        ("exclude_tools_when_tool_choice_none", "leave the tools out of the request"),
         ("response_role", "answers have the role `assistant`"),
         ("cohere_format",
          "give --default-chat-template-kwargs '{\"cohere_format\": \"cmd3\"}' instead"),

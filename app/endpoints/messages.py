@@ -28,7 +28,6 @@ from app.validation.fields import (
 from app.validation.tools import (
     ToolRules,
     check_anthropic_choice,
-    choose_no_tool,
     refuse_tools,
 )
 
@@ -210,7 +209,7 @@ ENDPOINTS = (
         items="messages",
         fields=_FIELDS,
         ignored_members=_IGNORED_MEMBERS,
-        tools=ToolRules(("custom",), check=check_anthropic_choice, unread=choose_no_tool),
+        tools=ToolRules(("custom",), check=check_anthropic_choice),
         check=_check,
         rewrite=_rewrite,
         answers=MessagesFormat(),

@@ -17,10 +17,10 @@ from app.serving.parsers.harmony import continued
 class Renderer(OnlineRenderer):
     """OnlineRenderer (vllm/renderers/online_renderer.py) as the gateway uses it.
 
+    With `tool_choice` "none" the prompt names no tools: nothing else keeps the model from calls.
     Grammars of calls are those of this project's parsers. What else is corrected, for models of the
     Harmony format only:
 
-    - With `tool_choice` "none" the prompt names no tools: nothing else keeps the model from calls.
     - Prompts of chats are cut as `truncate_prompt_tokens` says.
     - The assistant's message at the end is continued where that is asked for.
     - What vLLM passes over without a word is refused: in Responses `stop` and `include_reasoning`
@@ -30,8 +30,7 @@ class Renderer(OnlineRenderer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.parser = consistent(self.parser)  # type: ignore[has-type]
-        if self.use_harmony:
-            self.exclude_tools_when_tool_choice_none = True
+        self.exclude_tools_when_tool_choice_none = True
 
     def _make_request_with_harmony(
         self, request: ChatCompletionRequest, should_include_tools: bool = True

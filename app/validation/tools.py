@@ -113,9 +113,3 @@ def check_anthropic_choice(payload: Payload) -> None:
         if name not in names:
             where = "tool_choice.name"
             raise invalid(where, f"'{where}' must be the name of one of 'tools'.")
-
-
-def choose_no_tool(payload: Payload) -> None:
-    """Set `tool_choice` to none, in Anthropic's form: the tools are counted with the prompt, and no
-    call is read."""
-    payload["tool_choice"] = {"type": "none"}

@@ -48,6 +48,7 @@ def check_request(
     if not facts.bounds_reasoning:
         _refuse_thinking_budget(payload)
     fields.rename(payload, endpoint.fields)
+    fields.replace_zero_top_p(payload)
     endpoint.rewrite(payload, facts)
 
 

@@ -132,6 +132,8 @@ NOT_WITH_BEAMS: dict[str, tuple[Any, ...]] = {
 }
 # Fields of a beam search alone -> the values at which they change nothing.
 ONLY_WITH_BEAMS: dict[str, tuple[Any, ...]] = {"length_penalty": (1,)}
+# The `top_p` that stands for 0, which vLLM refuses.
+LEAST_TOP_P = 1e-6
 # Largest `length_penalty`, above and below 0. vLLM divides by the length to this power, which is
 # too large or too small for a float soon after (vllm/entrypoints/generate/beam_search/utils.py).
 MAX_LENGTH_PENALTY = 10
@@ -242,6 +244,16 @@ def rename(payload: dict[str, Any], rules: Mapping[str, Rule]) -> None:
     for name, rule in rules.items():
         if isinstance(rule, SameAs) and name in payload:
             payload[rule.name] = payload.pop(name)
+
+
+def replace_zero_top_p(payload: dict[str, Any]) -> None:
+    """Have a `top_p` of 0, which OpenAI takes, leave the most probable token alone.
+
+    `top_k` does it. Of equally unlikely tokens any small `top_p` leaves several, since vLLM adds up
+    their probabilities in float32; it stays for the answers that repeat it.
+    """
+    if _equal(payload.get("top_p"), 0):
+        payload["top_p"], payload["top_k"] = LEAST_TOP_P, 1
 
 
 def json_type(kind: type) -> str:

@@ -28,6 +28,7 @@ from app.serving.operation import Operation
 from app.serving.parsers.consistent import bounds_reasoning
 from app.serving.renderer import Renderer
 from app.serving.schemas import request_schemas
+from app.serving.single_calls import TOOL, takes_single_calls
 from app.settings import Settings
 from app.validation.output_limit import OutputLimit
 
@@ -93,16 +94,10 @@ class Adapter:
 
     def _try_template(self) -> None:
         """Render a plain user message. If the template fails for it, every chat's failure is the
-        server's, not the client's. Text completions are served all the same."""
-        parameters = ChatParams(
-            chat_template=self.renderer.chat_template,
-            chat_template_content_format=self.renderer.chat_template_content_format,
-            chat_template_kwargs=self.renderer.default_chat_template_kwargs,
-        )
+        server's, not the client's. Text completions are served all the same. If the template takes
+        one call a turn, turns of several are split."""
         try:
-            self.renderer.renderer.render_messages(
-                [{"role": "user", "content": "Hello"}], parameters
-            )
+            self._render([{"role": "user", "content": "Hello"}])
         except ChatTemplateResolutionError:  # the model has none: it is not made for chats
             logger.info("the model has no chat template: chats are refused")
         except Exception as error:
@@ -112,6 +107,18 @@ class Adapter:
             )
             if api_error.status < 500:
                 self._template_failure = api_error.message
+        else:
+            with_tool = partial(self._render, tools=[TOOL])
+            self.renderer.single_calls = takes_single_calls(with_tool)
+
+    def _render(self, messages: list[dict[str, Any]], **kwargs: Any) -> None:
+        """Render messages by the chat template, which gets the arguments `kwargs`, too."""
+        parameters = ChatParams(
+            chat_template=self.renderer.chat_template,
+            chat_template_content_format=self.renderer.chat_template_content_format,
+            chat_template_kwargs={**(self.renderer.default_chat_template_kwargs or {}), **kwargs},
+        )
+        self.renderer.renderer.render_messages(messages, parameters)
 
 
 def _parse(endpoint: Endpoint, models: Models, payload: Payload) -> BaseModel:

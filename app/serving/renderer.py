@@ -12,12 +12,14 @@ from vllm.renderers.online_renderer import OnlineRenderer, ResponsesRenderResult
 
 from app.serving.parsers.consistent import consistent
 from app.serving.parsers.harmony import continued
+from app.serving.single_calls import with_single_calls
 
 
 class Renderer(OnlineRenderer):
     """OnlineRenderer (vllm/renderers/online_renderer.py) as the gateway uses it.
 
     With `tool_choice` "none" the prompt names no tools: nothing else keeps the model from calls.
+    Turns of several calls are split for a template that takes one call a turn (`single_calls`).
     Grammars of calls are those of this project's parsers. What else is corrected, for models of the
     Harmony format only:
 
@@ -31,6 +33,13 @@ class Renderer(OnlineRenderer):
         super().__init__(*args, **kwargs)
         self.parser = consistent(self.parser)  # type: ignore[has-type]
         self.exclude_tools_when_tool_choice_none = True
+        self.single_calls = False
+
+    async def preprocess_chat(self, request: Any, messages: Any, *args: Any, **kwargs: Any) -> Any:
+        """The conversation and its prompt."""
+        if self.single_calls:
+            messages = with_single_calls(messages)
+        return await super().preprocess_chat(request, messages, *args, **kwargs)
 
     def _make_request_with_harmony(
         self, request: ChatCompletionRequest, should_include_tools: bool = True

@@ -86,7 +86,7 @@ FAULTS = {
             ("self._leaving_zero.is_free = self._uses(self._drafter) and not drafted", "pass"),
             ("self._probes.allows(k, lost_seconds * rate, self._busy_s)", "True"),
             ("seconds * rate - made)", "seconds * rate)"),
-            ("max(0, before)", "0"),
+            ("self._busy_s, steps_before)", "self._busy_s, 0)"),
             ("if self._k and self._batch_steps < steps:", "if False:"),
             (
                 "if not load.requests:  # it only reads prompts, and belongs to no batch",

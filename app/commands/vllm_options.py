@@ -40,7 +40,7 @@ _SHORT_SPECULATION = {  # vLLM's short forms of parts of speculative_config
 }
 SPECULATION = ("speculative_config", *_SHORT_SPECULATION)
 AUTO_TOOLS = "enable_auto_tool_choice"
-# As in vLLM. What the model is may not be known before it is downloaded.
+# gpt-oss has a parser without it, but what the model is may not be known before it is downloaded.
 NEEDS_PARSER = "needs {}, which is openai for gpt-oss"
 
 

@@ -21,7 +21,7 @@ from app.validation.fields import (
     WithoutEffect,
 )
 from app.validation.nested import CHAT_MEMBERS
-from app.validation.tools import ToolRules, refuse_tools
+from app.validation.tools import ToolRules
 
 
 class ChatFormat(AnswerFormat):
@@ -79,7 +79,7 @@ ENDPOINTS = (
             "web_search_options": OnlyAt((), "this server does not search the web"),
         },
         ignored_members=CHAT_MEMBERS,
-        tools=ToolRules(("function",), check=message_checks.check_tools, unread=refuse_tools),
+        tools=ToolRules(("function",), check=message_checks.check_tools),
         check=_check,
         rewrite=_rewrite,
         generates=True,

@@ -28,7 +28,6 @@ from app.validation.fields import (
 from app.validation.tools import (
     ToolRules,
     check_anthropic_choice,
-    refuse_tools,
 )
 
 # Prefixes of answers' ids: inside vLLM, Messages are chats.
@@ -191,7 +190,7 @@ ENDPOINTS = (
             "service_tier": WithoutEffect(str, TIER),
         },
         ignored_members=_IGNORED_MEMBERS,
-        tools=ToolRules(("custom",), check=check_anthropic_choice, unread=refuse_tools),
+        tools=ToolRules(("custom",), check=check_anthropic_choice),
         check=_check,
         rewrite=_rewrite,
         generates=True,
@@ -209,7 +208,7 @@ ENDPOINTS = (
         items="messages",
         fields=_FIELDS,
         ignored_members=_IGNORED_MEMBERS,
-        tools=ToolRules(("custom",), check=check_anthropic_choice),
+        tools=ToolRules(("custom",), check=check_anthropic_choice, needs_parser=False),
         check=_check,
         rewrite=_rewrite,
         answers=MessagesFormat(),

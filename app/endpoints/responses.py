@@ -19,7 +19,7 @@ from app.validation.field_checks import invalid
 from app.validation.fields import AS_SENT, LABEL, OPENAI, OnlyAt, Rule, WithoutEffect
 from app.validation.nested import CHAT_MEMBERS
 from app.validation.speculation_field import FIELD
-from app.validation.tools import ToolRules, refuse_tools
+from app.validation.tools import ToolRules
 
 PATH = "/v1/responses"
 # The tiers that vLLM's request model knows; any other one is served as `auto`.
@@ -48,7 +48,7 @@ _NOT_COUNTED = frozenset({
     "skip_special_tokens", "stop", "stop_token_ids", "structured_outputs", "temperature", "text",
     "top_k", "top_logprobs", "top_p", "vllm_xargs", "watermarking",
 })  # fmt: skip
-_TOOLS = ToolRules(("function", "custom", "namespace"), unread=refuse_tools, any_choice=True)
+_TOOLS = ToolRules(("function", "custom", "namespace"), any_choice=True)
 
 
 class ResponsesFormat(AnswerFormat):

@@ -78,7 +78,7 @@ ENDPOINTS = (
         items="messages",
         fields={**EVERYWHERE, "chat_template": TEMPLATE},
         ignored_members=CHAT_MEMBERS,
-        tools=ToolRules(("function",), check=message_checks.check_tools),
+        tools=ToolRules(("function",), check=message_checks.check_tools, needs_parser=False),
         check=_check_messages,
         rewrite=_rewrite_messages,
     ),

@@ -103,12 +103,12 @@ class LaunchedEngine:
         HUNG: one of its copies (data-parallel) made no output for `hang_timeout_s` while requests
         ran on it."""
         llm, steps = self.running
-        hang_detectors = [
-            HangDetector(hang_timeout_s, 2 * WATCH_INTERVAL_S) for _ in llm.unfinished
-        ]
+        hang_detectors = {
+            rank: HangDetector(hang_timeout_s, 2 * WATCH_INTERVAL_S) for rank in llm.unfinished
+        }
         while not (llm.errored or stopping.is_set()):
-            for copy, requests in enumerate(llm.unfinished):
-                if hang_detectors[copy].hung(requests, steps.outputs[copy]):
+            for rank, requests in llm.unfinished.items():
+                if hang_detectors[rank].hung(requests, steps.outputs[rank]):
                     return HUNG
             await asyncio.sleep(WATCH_INTERVAL_S)
         return DIED

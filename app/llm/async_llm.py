@@ -244,14 +244,16 @@ class GatewayLLM(AsyncLLM):
     _dummy_numbers = count()
 
     @property
-    def unfinished(self) -> list[int]:
-        """Number of sequences that each copy of the engine (data-parallel) has not finished."""
-        sequences = self.output_processor.request_states
-        copy_of = getattr(self.engine_core, "reqs_in_flight", None)
+    def unfinished(self) -> dict[int, int]:
+        """Number of sequences that each copy of the engine has not finished, by its data-parallel
+        rank."""
+        core, sequences = self.engine_core, self.output_processor.request_states
+        copy_of = getattr(core, "reqs_in_flight", None)
         if copy_of is None:  # the client of one copy
-            return [len(sequences)]
+            return dict.fromkeys(core.engine_ranks_managed, len(sequences))
         by_copy = Counter(copy_of.get(sequence) for sequence in sequences)
-        return [by_copy[copy] for copy in self.engine_core.core_engines]
+        ranked = zip(core.engine_ranks_managed, core.core_engines, strict=True)
+        return {rank: by_copy[copy] for rank, copy in ranked}
 
     @property
     def processes(self) -> list[int]:

@@ -24,8 +24,8 @@ class StepWatch(StatLoggerBase):
     ) -> None:
         self.draft_tokens = 0
         self.first_drafts = FirstDrafts(0, 0)
-        # Outputs of each copy of the engine (data-parallel) so far, empty ones included: they show
-        # that it runs.
+        # Outputs of each copy of the engine so far, by its data-parallel rank, empty ones included:
+        # they show that it runs.
         self.outputs: Counter[int] = Counter()
         self._load = load or EngineLoad()
 

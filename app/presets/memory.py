@@ -128,7 +128,8 @@ def _engine_arguments(settings: Settings) -> dict[str, Any]:
 
 
 def capacity(settings: Settings, about: About, gpu_gib: float = H100_GIB) -> StepShape:
-    """The largest step of an engine on GPUs of `gpu_gib`."""
+    """The largest step of an engine on GPUs of `gpu_gib`, on vLLM's V2 model runner. On V1 lookups
+    beside a head may add some tokens."""
     gpu = server_defaults(gpu_gib)
     return step_shape(_engine_arguments(settings), gpu, *_drafting(settings, about))
 

@@ -116,7 +116,7 @@ class Adapter:
         parameters = ChatParams(
             chat_template=self.renderer.chat_template,
             chat_template_content_format=self.renderer.chat_template_content_format,
-            chat_template_kwargs={**(self.renderer.default_chat_template_kwargs or {}), **kwargs},
+            chat_template_kwargs={**self.renderer.default_chat_template_kwargs, **kwargs},
         )
         self.renderer.renderer.render_messages(messages, parameters)
 

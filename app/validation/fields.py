@@ -249,8 +249,9 @@ def rename(payload: dict[str, Any], rules: Mapping[str, Rule]) -> None:
 def replace_zero_top_p(payload: dict[str, Any]) -> None:
     """Have a `top_p` of 0, which OpenAI takes, leave the most probable token alone.
 
-    `top_k` does it. Of equally unlikely tokens any small `top_p` leaves several, since vLLM adds up
-    their probabilities in float32; it stays for the answers that repeat it.
+    vLLM refuses 0. A tiny value takes its place, in answers too that repeat their request. `top_k`
+    makes it exact: vLLM adds probabilities in float32, so that of many unlikely tokens a tiny
+    `top_p` would leave several.
     """
     if _equal(payload.get("top_p"), 0):
         payload["top_p"], payload["top_k"] = LEAST_TOP_P, 1

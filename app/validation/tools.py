@@ -23,14 +23,15 @@ _NAMED = ("function", "custom", "tool", "auto", "any", "none")
 class ToolRules:
     """What the tools of one API may be.
 
-    `types` are those of tools that the client runs. `check` looks at the tools' shape. `unread`
-    says what becomes of tools where nobody reads the model's calls. With `any_choice`, vLLM's
-    model takes a `tool_choice` of any type, which may name a tool that does not exist here.
+    `types` are those of tools that the client runs. `check` looks at the tools' shape.
+    `needs_parser` is whether the model may call them only where somebody reads its calls. With
+    `any_choice`, vLLM's model takes a `tool_choice` of any type, which may name a tool that does
+    not exist here.
     """
 
     types: tuple[str, ...]
     check: Callable[[Payload], None] = lambda payload: None
-    unread: Callable[[Payload], None] = lambda payload: None
+    needs_parser: bool = True
     any_choice: bool = False
 
 
@@ -82,13 +83,9 @@ def _check_choice(payload: Payload, unknown: Unknown) -> None:
 
 
 def check_unread_calls(payload: Payload, rules: ToolRules) -> None:
-    """Apply `unread` to a request with tools: without a parser, calls would be plain text."""
-    if payload.get("tools") and isinstance(payload["tools"], list):
-        rules.unread(payload)
-
-
-def refuse_tools(payload: Payload) -> None:
-    """Refuse tools that the model may call."""
+    """Refuse tools that the model may call: without a parser, calls would be plain text."""
+    if not (rules.needs_parser and payload.get("tools") and isinstance(payload["tools"], list)):
+        return
     choice = payload.get("tool_choice", "auto")
     kind = choice.get("type") if isinstance(choice, dict) else choice
     if kind != "none":

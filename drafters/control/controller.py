@@ -289,8 +289,8 @@ class Controller:
         catch_up_s = self._catch_up_seconds(predictions.load) if k and self._k == 0 else 0.0
         lost_seconds = probe_loss_seconds(predictions, k, rate, catch_up_s, self._tuning)
         if self._probes.allows(k, lost_seconds * rate, self._busy_s):
-            before = self._chosen - 1 - self._steps
-            self._probe = self._probes.begin(k, self._k, self._busy_s, max(0, before))
+            steps_before = self._chosen - 1 - self._steps
+            self._probe = self._probes.begin(k, self._k, self._busy_s, steps_before)
 
     def _charge_and_end_probe(self, probe: Probe, step: Step) -> None:
         """Charge a step of a probe with what the K in force would have made in the same time. Each

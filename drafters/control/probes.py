@@ -14,7 +14,8 @@ PLAIN, DRAFT, DEEPER, SHALLOWER = "plain", "draft", "deeper", "shallower"  # kin
 
 @dataclass(slots=True)
 class Probe:
-    """A few steps with another K, and the step behind them, which verifies their last drafts."""
+    """A few steps with another K, and the step behind them: it verifies their last drafts, or
+    drafts anew behind K = 0."""
 
     k: int
     steps_to_choose: int  # steady steps that `choose` still has to give its K
@@ -125,7 +126,7 @@ class ProbeBudget:
             return True
         return self.allowance_tokens >= loss_tokens
 
-    def begin(self, k: int, k_in_force: int, busy_s: float, steps_before: int = 0) -> Probe:
+    def begin(self, k: int, k_in_force: int, busy_s: float, steps_before: int) -> Probe:
         """Count and return a new probe of K, begun while `steps_before` steps were not observed. A
         step that drafts for the first time verifies nothing, so that a probe with drafts takes one
         step more."""

@@ -25,6 +25,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,7 @@ IN_FORCE, PINNED, FIRST_HEAD, LOADING = "in_force", "pinned", "first_head", "loa
 TARGET_SINCE = "target_since"
 _NEWEST = f"{FOLDER}/newest"
 _REFUSED = ".refused-"  # begins the name of a folder that becomes a refused generation's
+MOST_CLOCK_SKEW_S = 3600.0  # between gateway and learner, on two machines
 _WITH_WEIGHTS = 8  # generations, the newest ones that have weights, whose weights are kept
 
 
@@ -129,13 +131,15 @@ class Lineage:
         """When the gateway was first started with its target, in seconds since 1970; 0 if it has
         had no other one.
 
-        A time to come was written by a clock that was ahead. It becomes now, on disk too: nothing
-        would be new until then.
+        A time far ahead was written by a clock that was wrong. It becomes now, on disk too: nothing
+        would be new until then. The clocks of two machines differ by less.
         """
         since, now = float(read_json(self._folder / TARGET_SINCE) or 0.0), time.time()
-        if since > now:
+        if since <= now + MOST_CLOCK_SKEW_S:
+            return since
+        with suppress(OSError):
             replace_json(self._folder / TARGET_SINCE, now)
-        return min(since, now)
+        return now
 
     def first_head(self) -> str | None:
         """Which head number 0 is, and its target; None before a gateway has said it."""

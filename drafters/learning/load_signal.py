@@ -72,8 +72,8 @@ class LoadSignal:
         self._clock = clock
         self._process = os.getpid()
         self._started = start_of(self._process) or 0
-        # A start that fails leaves this, so that a learner knows who has gone. On a full disk the
-        # file stays empty, and the learner waits.
+        # A start that fails leaves this, by whose process id a learner sees that the gateway has
+        # ended. On a full disk the file stays empty, and the learner waits.
         with contextlib.suppress(OSError):
             self.write(STARTING)
 

@@ -32,9 +32,9 @@ export function Race() {
     setRace(entry);
     setReplay(null);
     setState("plain");
-    await refresh(); // what is known may be a second old: of an answer that has ended
-    setOthers((figures.value.now?.counters?.running ?? 0) > 0);
     try {
+      await refresh(); // what is known may be a second old: of an answer that has ended
+      setOthers((figures.value.now?.counters?.running ?? 0) > 0);
       // So that the prompt is in the prefix cache for both, and not for the second alone.
       await request("/v1/chat/completions", { method: "POST", body: body({ enabled: false }, 1), signal: abort.signal });
     } catch (problem) {

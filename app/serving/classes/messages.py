@@ -111,7 +111,8 @@ class MessageCountServing(MessagesServing):
         """The prompt. Media stay out of the cache that mirrors the engine's, which would not get
         them: a later message with the same picture would be refused by the engine. Tools are
         counted also where nobody reads calls, which vLLM refuses for any choice of them."""
-        if self.parser_cls is None and request.tool_choice != "none":
+        reads_calls = getattr(self.parser_cls, "tool_parser_cls", None) is not None
+        if not reads_calls and request.tool_choice != "none":
             request.tool_choice = None
         if (error := await self._check_model(request)) is not None:
             return error

@@ -29,7 +29,10 @@ class Pacing:
     def may_have_process(self, activity: Activity) -> bool:
         """Whether the learner may have a process that trains, be it stopped. While an engine starts
         it may not: the engine measures how much memory is free, and takes no more later."""
-        return self._when == "always" or activity is not Activity.STARTING
+        if activity is not Activity.STARTING or self._when == "always":
+            return True
+        self._idle_since = None
+        return False
 
     def may_run(self, activity: Activity, now: float) -> bool:
         """Whether to compute from `now`, in seconds of a steady clock, until the next look."""
@@ -45,8 +48,6 @@ class Pacing:
                 return True
         else:
             self._idle_since = None
-        if activity is Activity.STARTING:
-            return False
         self._earned += self._share * passed
         if self._earned < TICK_S:
             return False

@@ -74,10 +74,12 @@ def _learn(args: argparse.Namespace, argv: Sequence[str], lock: int) -> int:
     command = [sys.executable, "-m", CHILD, *argv, f"--child-of={os.getpid()}"]
     environment = os.environ | {"OMP_NUM_THREADS": str(args.threads)}
     while made != args.rounds:
-        while not pacing.may_have_process(_activity(args.folder)):
-            if deadline is not None and time.monotonic() > deadline:
-                return 0
+        while not (is_over := _is_over(deadline)):
+            if pacing.may_have_process(_activity(args.folder)):
+                break
             time.sleep(TICK_S)
+        if is_over:
+            return 0
         # The lock is held by whichever of the two ends last. The child ends with its parent from
         # the beginning: it may be stopped before its first line.
         child = subprocess.Popen(
@@ -90,8 +92,6 @@ def _learn(args: argparse.Namespace, argv: Sequence[str], lock: int) -> int:
             child.kill()
             child.wait()
         if code is None:
-            if deadline is not None and time.monotonic() > deadline:
-                return 0
             continue
         if code == 0:
             made, failures, wait = made + 1, 0, _BACKOFF_S[0]
@@ -101,7 +101,7 @@ def _learn(args: argparse.Namespace, argv: Sequence[str], lock: int) -> int:
         if lacked_memory or code in _CRASHES:
             with suppress(OSError):  # a full disk
                 RoundFolder(args.folder / WORK).count_failure()
-        if deadline is not None and time.monotonic() + wait > deadline:
+        if _is_over(deadline, wait):
             return 0
         if args.forever and failures == _MOST_FAILURES:
             print(f"learner: ended with {code}, {failures} times in a row", file=sys.stderr)
@@ -119,17 +119,19 @@ def _pace(
     when the learner may have no process that trains."""
     runs = True
     while (code := child.poll()) is None:
-        now = time.monotonic()
-        if deadline is not None and now > deadline:
-            return None
         activity = _activity(folder)
-        if not pacing.may_have_process(activity):
+        if _is_over(deadline) or not pacing.may_have_process(activity):
             return None
-        if pacing.may_run(activity, now) != runs:
+        if pacing.may_run(activity, time.monotonic()) != runs:
             child.send_signal(signal.SIGSTOP if runs else signal.SIGCONT)
             runs = not runs
         time.sleep(TICK_S)
     return code
+
+
+def _is_over(deadline: float | None, wait_s: float = 0.0) -> bool:
+    """Whether the deadline has passed, or will have in `wait_s` seconds."""
+    return deadline is not None and time.monotonic() + wait_s > deadline
 
 
 def _killed_for_memory() -> int:

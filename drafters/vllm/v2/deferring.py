@@ -50,8 +50,9 @@ class DeferringSpeculator(DraftModelSpeculator):
         token       the next one     the mask token        the mask token
 
     Places that rejected drafts leave come last, so that no draft attends to them. All positions lie
-    within the blocks that the scheduler reserved for the step, except the padding of a graph
-    (graphs.py), whose keys and values are not stored.
+    within the blocks that the scheduler reserved for the step, except padding: that of a graph
+    (graphs.py), and the slot of a request with nothing to enter. Their keys and values are not
+    stored.
     """
 
     hidden_states: torch.Tensor  # [tokens of the largest pass, hidden], which a pass reads

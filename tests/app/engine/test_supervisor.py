@@ -37,7 +37,7 @@ class FakeLlm:
 
     def __init__(self) -> None:
         self.errored = False
-        self.unfinished = [0] * self.copies
+        self.unfinished = dict.fromkeys(range(self.copies), 0)
         self.processes: list[int] = []
         self.model_config = SimpleNamespace(
             max_model_len=2048, dtype="torch.float32", is_multimodal_model=False
@@ -243,7 +243,7 @@ def test_a_silence_is_no_service(monkeypatch: pytest.MonkeyPatch) -> None:
     life = Life(monkeypatch, max_restarts=2, restart_window_s=0.3, hang_timeout_s=0.2)
 
     async def hang(llm: FakeLlm) -> None:
-        llm.unfinished = [1]
+        llm.unfinished = {0: 1}
 
     life.readiness = hang
     asyncio.run(asyncio.wait_for(life.engine.run(lambda: None), IN_TIME_S))
@@ -274,7 +274,7 @@ def test_a_hung_engine_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     life, before = Life(monkeypatch, hang_timeout_s=0.1), restarts("hung")
 
     def hang() -> None:
-        life.launched[0].unfinished = [1]  # and no output for it
+        life.launched[0].unfinished = {0: 1}  # and no output for it
 
     run(life, life.serving(1), hang, life.serving(2))
     assert life.launched[0].ends == ["marked failed", "shut down"]
@@ -289,7 +289,7 @@ def test_one_hung_copy_of_the_engine_is_noticed_while_the_others_answer(
     life, before = Life(monkeypatch, hang_timeout_s=0.1), restarts("hung")
 
     async def hang() -> None:
-        life.launched[0].unfinished = [1, 1]  # no output for the second one
+        life.launched[0].unfinished = {0: 1, 1: 1}  # no output for the second one
         while len(life.launched) == 1:
             life.steps.outputs[0] += 1
             await asyncio.sleep(0.001)
@@ -305,7 +305,7 @@ def test_an_engine_that_hangs_as_it_starts_again_is_replaced(
 
     async def readiness(llm: FakeLlm) -> None:
         if len(life.launched) == 2:
-            llm.unfinished = [1]
+            llm.unfinished = {0: 1}
             await asyncio.sleep(IN_TIME_S)
 
     life.readiness = readiness

@@ -44,11 +44,13 @@ def test_each_copy_of_the_engine_has_its_own_unfinished_sequences() -> None:
     are not sent to any copy yet counted."""
     unfinished = vars(GatewayLLM)["unfinished"].fget
     processor = SimpleNamespace(request_states=dict.fromkeys("abcd"))
-    client = SimpleNamespace()
-    assert unfinished(SimpleNamespace(output_processor=processor, engine_core=client)) == [4]
-    client.core_engines = [b"0", b"1"]
-    client.reqs_in_flight = {"a": b"1", "b": b"0", "c": b"1", "left": b"0"}
-    assert unfinished(SimpleNamespace(output_processor=processor, engine_core=client)) == [1, 2]
+    client = SimpleNamespace(engine_ranks_managed=[3])
+    llm = SimpleNamespace(output_processor=processor, engine_core=client)
+    assert unfinished(llm) == {3: 4}, "the rank by which its outputs are counted"
+    client.engine_ranks_managed = [2, 3]
+    client.core_engines = [b"2", b"3"]
+    client.reqs_in_flight = {"a": b"3", "b": b"2", "c": b"3", "left": b"2"}
+    assert unfinished(llm) == {2: 1, 3: 2}
 
 
 def test_a_grammar_that_the_engine_cannot_compile_is_the_requests_mistake() -> None:

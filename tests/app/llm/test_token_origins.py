@@ -15,7 +15,8 @@ from app.declaration.request_checks import check_request
 from app.errors import ApiError
 from app.llm.token_origins import TokenLog
 from tests.app.scripted_engine import Client
-from tests.app.serving.test_whole_and_streamed import CALL, PARAMETERS
+from tests.app.serving.streamed_answers import PARAMETERS
+from tests.app.serving.test_whole_and_streamed import CALL
 
 JSON = dict[str, Any]
 PIECES = st.sampled_from(

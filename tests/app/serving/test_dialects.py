@@ -86,7 +86,9 @@ def test_tools_that_may_not_be_called_need_no_parser(gateway: Gateway, dialect: 
     assert send(gateway(), dialect, tools=TOOLS[dialect], tool_choice=choice).is_success
 
 
-@pytest.mark.parametrize("settings", [{}, {"tool_call_parser": "hermes"}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{}, {"tool_call_parser": "hermes"}, {"reasoning_parser": "qwen3"}], ids=str
+)
 def test_tools_are_counted(gateway: Gateway, settings: dict[str, str]) -> None:
     client, path = gateway(**settings), "/v1/messages/count_tokens"
     body = {"model": "fake", "messages": [USER]}

@@ -12,7 +12,8 @@ from pydantic import BaseModel, TypeAdapter
 
 from app.serving.response_fields import published
 from tests.app.scripted_engine import Client
-from tests.app.serving.test_whole_and_streamed import CALL, chat_body, responses_body
+from tests.app.serving.streamed_answers import chat_body, responses_body
+from tests.app.serving.test_whole_and_streamed import CALL
 
 # Sampling settings that vLLM repeats beside those of the schema; the name of a function whose
 # arguments are done.

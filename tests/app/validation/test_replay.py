@@ -13,14 +13,8 @@ from hypothesis import strategies as st
 from app.errors import ApiError
 from app.validation import replay
 from tests.app.scripted_engine import Client
-from tests.app.serving.test_whole_and_streamed import (
-    CALL,
-    SCRIPTS,
-    TERSE,
-    chat_body,
-    messages_body,
-    responses_body,
-)
+from tests.app.serving.streamed_answers import chat_body, messages_body, responses_body
+from tests.app.serving.test_whole_and_streamed import CALL, SCRIPTS, TERSE
 
 JSON = dict[str, Any]
 HELLO: JSON = {"role": "user", "content": "hi"}

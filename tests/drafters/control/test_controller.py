@@ -209,7 +209,7 @@ def test_sums_only_grow(requests: int) -> None:
 
 def test_a_probe_that_gains_is_no_negative_loss() -> None:
     budget = ProbeBudget(Tuning())
-    probe = budget.begin(3, k_in_force=1, busy_s=0.0)
+    probe = budget.begin(3, k_in_force=1, busy_s=0.0, steps_before=0)
     budget.charge(probe, -5.0)
     budget.end(probe, tokens_per_second=100.0)
     assert (budget.lost_tokens, budget.lost_seconds) == (0.0, 0.0)

@@ -68,7 +68,7 @@ def test_a_probe_is_charged_what_it_loses(
 def test_probes_are_counted_by_kind(k: int, k_in_force: int, kind: str, steps: int) -> None:
     """Catches: deeper taken for shallower; no step for the drafts that nobody has verified yet."""
     budget = ProbeBudget(Tuning())
-    probe = budget.begin(k, k_in_force, busy_s=0.0)
+    probe = budget.begin(k, k_in_force, busy_s=0.0, steps_before=0)
     assert (probe.k, probe.steps_to_choose) == (k, steps)
     assert [name for name, count in budget.count_by_kind.items() if count] == [kind]
 
@@ -76,7 +76,7 @@ def test_probes_are_counted_by_kind(k: int, k_in_force: int, kind: str, steps: i
 def test_zero_is_probed_each_minute_whatever_was_lost() -> None:
     """Catches: a debt that forbids it, another K allowed too, one after the other."""
     budget = ProbeBudget(Tuning(plain_probe_s=60.0))
-    budget.charge(budget.begin(3, 0, busy_s=0.0), 1e6)
+    budget.charge(budget.begin(3, 0, busy_s=0.0, steps_before=0), 1e6)
     assert [second for second in range(59, 181) if _is_begun(budget, 0, second)] == [60, 120, 180]
     assert not budget.allows(3, 0.0, busy_s=1e6)
 
@@ -84,5 +84,5 @@ def test_zero_is_probed_each_minute_whatever_was_lost() -> None:
 def _is_begun(budget: ProbeBudget, k: int, busy_s: float) -> bool:
     """Whether a probe of K may begin now; then it has begun."""
     if allowed := budget.allows(k, 1.0, busy_s):
-        budget.begin(k, 3, busy_s)
+        budget.begin(k, 3, busy_s, steps_before=0)
     return allowed

@@ -119,6 +119,12 @@ def test_a_target_that_came_in_the_future_came_now(tmp_path: Path):
     assert lineage.target_since() == since, "it moves on with the clock"
 
 
+def test_a_clock_that_is_a_little_ahead_is_believed(tmp_path: Path):
+    """The gateway is on another machine. Catches: answers of the target before counted as new."""
+    replace_json(tmp_path / "target_since", since := time.time() + 60.0)
+    assert Lineage(tmp_path).target_since() == since
+
+
 def test_weights_of_old_generations_are_deleted_and_what_is_known_of_them_stays(tmp_path: Path):
     lineage = Lineage(tmp_path)
     for _ in range(6):

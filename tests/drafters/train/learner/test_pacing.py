@@ -37,10 +37,13 @@ def test_a_share_of_the_time_under_load_is_kept(share: float):
 
 
 def test_an_engine_that_starts_is_left_alone_whatever_the_share():
+    """Catches: idleness from before the start that counts on behind it."""
     pacing = Pacing(share=0.5)
-    ticks(pacing, Activity.BUSY, seconds=1.0, start=0.0)
-    assert not any(ticks(pacing, Activity.STARTING, seconds=5.0, start=1.0))
-    assert any(ticks(pacing, Activity.BUSY, seconds=1.0, start=6.0))
+    ticks(pacing, Activity.IDLE, seconds=2 * SETTLED_S, start=0.0)
+    assert not pacing.may_have_process(Activity.STARTING)
+    assert pacing.may_have_process(Activity.BUSY) and pacing.may_have_process(Activity.IDLE)
+    assert not pacing.may_run(Activity.IDLE, 2 * SETTLED_S + TICK_S)
+    assert Pacing("always").may_have_process(Activity.STARTING)
 
 
 def test_time_that_nobody_looked_at_earns_nothing():

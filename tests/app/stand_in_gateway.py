@@ -22,7 +22,7 @@ from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 from app.engine import launched_engine, supervisor
@@ -61,7 +61,7 @@ def core() -> None:
 class StandInLLM:
     """What the supervisor asks of vLLM's client."""
 
-    unfinished = (0,)
+    unfinished = MappingProxyType({0: 0})
     output_handler = None
     model_config = SimpleNamespace(max_model_len=2048, is_multimodal_model=False)
 

@@ -15,7 +15,7 @@ from .wire import JSON, assert_error
 NUMBERS: dict[str, dict[str, list[Any]]] = {
     CHAT: {
         "temperature": [3, -1, 1e30],
-        "top_p": [0, 2, -0.1],
+        "top_p": [2, -0.1],
         "n": [0, -1, 100_000, 1.5],
         "max_tokens": [0, -1, 10**30, 1.5],
         "max_completion_tokens": [0, -1, 10**30, 1.5],
@@ -26,7 +26,7 @@ NUMBERS: dict[str, dict[str, list[Any]]] = {
     },
     COMPLETIONS: {
         "temperature": [3, -1],
-        "top_p": [0, 2],
+        "top_p": [2, -0.1],
         "n": [0, -1, 100_000],
         "max_tokens": [-1, 10**30, 1.5],
         "presence_penalty": [-3, 3],
@@ -36,7 +36,7 @@ NUMBERS: dict[str, dict[str, list[Any]]] = {
     },
     RESPONSES: {
         "temperature": [3, -1],
-        "top_p": [0, 2],
+        "top_p": [2, -0.1],
         "max_output_tokens": [0, -1, 10**30, 1.5],
         "top_logprobs": [21, -1],
     },

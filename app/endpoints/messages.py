@@ -25,10 +25,7 @@ from app.validation.fields import (
     Rule,
     WithoutEffect,
 )
-from app.validation.tools import (
-    ToolRules,
-    check_anthropic_choice,
-)
+from app.validation.tools import ToolRules, check_anthropic_choice
 
 # Prefixes of answers' ids: inside vLLM, Messages are chats.
 _CHAT_ID, _MESSAGE_ID = "chatcmpl-", "msg_"

@@ -41,8 +41,10 @@ class LlamaToolParser(WholeAsStream, Llama3JsonToolParser):
         self._sent = 0  # end of the content that was sent
         self._decided = 0  # end of the text of which it is known what it is
         self._calls = 0
-        # Within arguments: how deeply nested they are, whether in a string, behind a backslash.
-        self._depth, self._in_string, self._escaped = 0, False, False
+        # Within the arguments of a call:
+        self._depth = 0  # brackets that are open; 0 outside of arguments
+        self._in_string = False
+        self._escaped = False  # the last character was a backslash
 
     def get_structural_tag(
         self, request: Any, *, strict_level: ToolStrictLevel = ToolStrictLevel.AUTO, **kwargs: Any
@@ -77,7 +79,8 @@ class LlamaToolParser(WholeAsStream, Llama3JsonToolParser):
                 content += self._unsent_content()
             if match is None or match.partial:
                 break
-            self._decided, self._depth = match.end(), 1
+            self._decided = match.end()
+            self._depth = 1
             function = DeltaFunctionCall(
                 name=match["tagged"] or match["name"], arguments="{" + self._read_arguments()
             )

@@ -18,11 +18,11 @@ from app.doctor.examination import check_start
 from app.doctor.machine import GPU_MEMORY
 from app.errors import AerieError, EngineLostError, SettingsError, StartupError
 from app.settings import Settings, drop_service_links, load, section_of
-from drafters.parent_death import request_death_signal
+from drafters.parent_death import is_spawned, request_death_signal
 
 # A child that multiprocessing spawns imports this module first, as the parent's main module, and
 # then vllm for many seconds before it comes to the plugin (drafters/vllm/plugin.py).
-if "__mp_main__" in sys.modules:
+if is_spawned():
     request_death_signal()
 
 _OF_AERIE_ITSELF = ("-h", "--help", "--version")

@@ -59,6 +59,12 @@ def end_with_parent(parent: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def is_spawned() -> bool:
+    """Whether `multiprocessing` spawned this process. `multiprocessing.parent_process` does not
+    know while the child still imports its parent's main module."""
+    return "--multiprocessing-fork" in sys.orig_argv
+
+
 def end_with_multiprocessing_parent() -> None:
     """`end_with_parent` for a process that `multiprocessing` started. In any other process, and
     outside the main thread, nothing happens. Safe to call more than once."""

@@ -59,6 +59,14 @@ if __name__ == "__main__":
     time.sleep(600)
 """
 
+# What starts the command in the background and ends: a login over SSH, a script.
+STARTING = """
+import subprocess, sys, time
+command = "import os, time; import app.cli; print(os.getpid(), flush=True); time.sleep(600)"
+subprocess.Popen([sys.executable, "-c", command])
+time.sleep(600)
+"""
+
 # A parent that has gone before its child asks for the signal.
 LATE = """
 import os, time
@@ -166,6 +174,16 @@ def test_a_spawned_child_ends_while_it_still_imports(parents: list[Parent], tmp_
     parent = start(parents, tmp_path, SPAWNING, children=1)
     parent.process.kill()
     parent.assert_gone()
+
+
+def test_the_command_outlives_what_started_it(parents: list[Parent], tmp_path: Path) -> None:
+    """The fault: a gateway that was started with nohup was killed at the end of the login."""
+    parent = start(parents, tmp_path, STARTING, children=1)
+    parent.process.kill()
+    parent.process.wait(GONE_WITHIN_S)
+    [command] = parent.children
+    with pytest.raises(psutil.TimeoutExpired):
+        command.wait(1.0)
 
 
 def test_a_parent_that_has_gone_before_is_noticed() -> None:

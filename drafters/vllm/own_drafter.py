@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
+import torch
 from vllm.config import ModelConfig, VllmConfig, set_current_vllm_config
 from vllm.v1.attention.backend import AttentionBackend
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
@@ -18,9 +20,6 @@ if TYPE_CHECKING:
 # Attention backends for a P-EAGLE head on V2 where vLLM's own choice does not do, the faster first.
 _OF_ANY_LENGTH = (AttentionBackendEnum.FLASH_ATTN, AttentionBackendEnum.TRITON_ATTN)
 _ONE_LENGTH = "Mamba or short-convolution layers of a target"
-# Its stages but the last have no drafter, and look for it in each step
-# (vllm/v1/worker/gpu_model_runner.py, _build_attention_metadata).
-_STAGES_ON_V1 = "pipeline parallelism on the V1 model runner"
 _TAPS = "eagle_aux_hidden_state_layer_ids"
 
 
@@ -68,6 +67,17 @@ def name_taps(head: Any) -> None:
         setattr(head, _TAPS, nested)
 
 
+def longest_text(head: torch.nn.Module) -> int:
+    """The most tokens of a text that a loaded head can read: as many as its shortest table of
+    rotations has positions.
+
+    vLLM makes the tables as long as the target's texts, whatever length the head was trained with
+    (config/speculative.py, _maybe_override_draft_max_position_embeddings). Those of YaRN have the
+    head's own length (model_executor/layers/rotary_embedding/yarn_scaling_rope.py)."""
+    tables = (getattr(module, "cos_sin_cache", None) for module in head.modules())
+    return min((len(table) for table in tables if table is not None), default=sys.maxsize)
+
+
 def refuse(config: VllmConfig) -> None:
     """Check that this project's drafter can draft beside the other options of a configuration.
     Raises NotImplementedError, which names those that it cannot. A configuration without a drafter
@@ -81,6 +91,7 @@ def refuse(config: VllmConfig) -> None:
     if not has_own_drafter(speculation):
         return
     either = {
+        **_unfit_for_lookups(config, on_v1),
         "M-RoPE": model.uses_mrope or speculation.draft_model_config.uses_mrope,
         # The blocks that come from elsewhere lack the head's keys.
         "KV cache transfer (kv_transfer_config, kv_offloading_size)": (
@@ -92,27 +103,13 @@ def refuse(config: VllmConfig) -> None:
         # What the drafter made of the weights when it loaded them is neither kept nor made anew.
         "sleep mode (enable_sleep_mode)": model.enable_sleep_mode,
         "new weights (weight_transfer_config)": config.weight_transfer_config is not None,
-        # The head reads tokens, which such prompts do not have.
-        "prompts of embeddings (enable_prompt_embeds)": model.enable_prompt_embeds,
         # Our drafters propose tokens without their distribution; vLLM's own speculator drafts with
         # an EAGLE-3 head on V2.
         "probabilistic drafts (draft_sample_method)": speculation.draft_sample_method != "greedy"
         and (on_v1 or is_parallel(speculation)),
         # Sampled tokens come as a tensor only in padded batches.
         "disable_padded_drafter_batch": speculation.disable_padded_drafter_batch,
-        # On V1 a pass is laid out on the host, which must know the accepted tokens.
-        "async_scheduling on the V1 model runner": on_v1
-        and config.scheduler_config.async_scheduling,
-        "block verification (rejection_sample_method) on the V1 model runner": on_v1
-        and speculation.rejection_sample_method == "block",
-        _STAGES_ON_V1: on_v1 and parallel.pipeline_parallel_size > 1,
         "elastic expert parallelism (enable_elastic_ep)": parallel.enable_elastic_ep,
-        # Ranks of such a target wait for each other in every pass (vllm/v1/worker/dp_utils.py,
-        # coordinate_batch_across_dp), and each rank chooses for itself whether there is one. Ranks
-        # of a dense target are engines of their own (vllm/v1/engine/core.py, run_engine_core).
-        "data parallelism of a mixture of experts": (
-            parallel.data_parallel_size > 1 and model.is_moe
-        ),
         # An entry of a block table stands for a block on each rank: more tokens than in a block.
         "decode context parallelism": parallel.decode_context_parallel_size > 1,
         "prefill context parallelism": parallel.prefill_context_parallel_size > 1,
@@ -124,7 +121,6 @@ def refuse(config: VllmConfig) -> None:
     if on_v1:
         return
     head = speculation.draft_model_config.hf_config
-    longest = speculation.draft_model_config.max_model_len
     name_taps(head)
     taps = getattr(head, _TAPS, None) or ()
     only_v1 = {
@@ -137,8 +133,6 @@ def refuse(config: VllmConfig) -> None:
             config.scheduler_config.max_num_seqs > MOST_REQUESTS
         ),
         _ONE_LENGTH: _is_captured_at_one_length(model),
-        # V1 stops drafting there. V2 would look up rotations behind the end of the head's table.
-        f"texts beyond the {longest} tokens that the head reads": longest < model.max_model_len,
     }
     if named := _asked(only_v1):
         raise NotImplementedError(
@@ -172,13 +166,19 @@ def _unfit_for_lookups(config: VllmConfig, on_v1: bool) -> dict[str, bool]:
     model, parallel = config.model_config, config.parallel_config
     method = config.speculative_config.rejection_sample_method
     return {
-        # A lookup reads tokens, which such prompts do not have.
+        # Heads and lookups read tokens, which such prompts do not have.
         "prompts of embeddings (enable_prompt_embeds)": model.enable_prompt_embeds,
-        # As beside a head: ranks would wait for each other in steps of unlike K.
+        # Ranks of such a target wait for each other in every pass (vllm/v1/worker/dp_utils.py,
+        # coordinate_batch_across_dp), and each rank chooses its own K. Ranks of a dense target are
+        # engines of their own (vllm/v1/engine/core.py, run_engine_core).
         "data parallelism of a mixture of experts": (
             parallel.data_parallel_size > 1 and model.is_moe
         ),
-        _STAGES_ON_V1: on_v1 and parallel.pipeline_parallel_size > 1,
+        # Its stages but the last have no drafter, and look for it in each step
+        # (vllm/v1/worker/gpu_model_runner.py, _build_attention_metadata).
+        "pipeline parallelism on the V1 model runner": on_v1
+        and parallel.pipeline_parallel_size > 1,
+        # Drafts are laid out on the host, which must know the accepted tokens.
         "async_scheduling on the V1 model runner": on_v1
         and config.scheduler_config.async_scheduling,
         "block verification (rejection_sample_method) on the V1 model runner": on_v1

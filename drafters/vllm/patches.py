@@ -16,6 +16,7 @@ from vllm import envs
 from vllm.config import VllmConfig
 from vllm.config.compilation import CUDAGraphMode
 from vllm.model_executor.models import ModelRegistry, registry
+from vllm.model_executor.models.utils import extract_layer_index
 from vllm.platforms import current_platform
 from vllm.transformers_utils.configs.speculators.algos import (
     SUPPORTED_SPECULATORS_TYPES,
@@ -308,9 +309,12 @@ def head_in_one_group(build: Callable[..., list[Any]]) -> Callable[..., list[Any
         speculation = vllm_config.speculative_config
         if not has_own_drafter(speculation):
             return groups
-        # The head's layers are registered after all of the target's.
+        # The head's layers are registered after all of the target's and numbered on from them. A
+        # pipeline's stages but the last have none.
         count = speculation.draft_model_config.hf_text_config.num_hidden_layers
-        head = list(kv_cache_spec)[-count:]
+        of_target = vllm_config.model_config.get_total_num_hidden_layers()
+        last = list(kv_cache_spec)[-count:]
+        head = [name for name in last if extract_layer_index(name) >= of_target]
         if sum(not set(head).isdisjoint(group.layer_names) for group in groups) < 2:
             return groups
         specs = kv_cache_utils.unify_kv_cache_spec_page_size(kv_cache_spec)

@@ -23,7 +23,7 @@ from vllm.v1.spec_decode.eagle import EagleProposer
 
 from drafters.config import MAX_DEFERRED_STEPS, DrafterConfig
 from drafters.ops.gather import gather
-from drafters.vllm.own_drafter import refuse
+from drafters.vllm.own_drafter import longest_text, refuse
 from drafters.vllm.path_selector import ServedSelector, load_served_selector
 from drafters.vllm.scheduling.limits import draft_limit
 from drafters.vllm.v1 import bf16_head
@@ -87,6 +87,7 @@ class Drafter(EagleProposer, ABC):
         what exists by now before it sizes the KV cache."""
         with bf16_head.half_precision() if self.half else nullcontext():
             super().load_model(target_model)
+        self._longest_text = longest_text(self.model)
         head = self.model.lm_head
         self.lm_head = bf16_head.twin(head) if self._half_rows and bf16_head.is_wide(head) else head
         self._target_ids = draft_vocabulary(self.model)
@@ -113,10 +114,9 @@ class Drafter(EagleProposer, ABC):
 
     @property
     def longest(self) -> int:
-        """The most tokens of a request. vLLM may lower it when it sizes the KV cache, on the runner
-        alone (vllm/v1/engine/core.py, _initialize_kv_caches)."""
-        runner = self.runner
-        return min(int(runner.max_model_len), int(runner.effective_drafter_max_model_len))
+        """The most tokens of a request that is drafted for. vLLM may lower the target's when it
+        sizes the KV cache, on the runner alone (vllm/v1/engine/core.py, _initialize_kv_caches)."""
+        return min(int(self.runner.max_model_len), self._longest_text)
 
     @property
     def contexts(self) -> DrafterKVState:

@@ -63,6 +63,8 @@ CASES = {
         speculators=True,
     ),
     "eagle3": Case(EAGLE_3, {"own_embeddings": False}),
+    # Drafts go on behind them; upstream vLLM's end there on V1.
+    "eagle3-few-positions": Case(replace(EAGLE_3, max_position_embeddings=32)),
     "eagle3-every-variant": Case(
         # Wider than the target, two taps.
         replace(

@@ -118,7 +118,7 @@ class Watched(Drafter):
         self.vllm_config, self.harness, self.runner = config, harness, harness
         self.device = torch.device("cpu")
         self.k_max, self.window, self.passes = K_MAX, window, 0
-        self.context_tokens = context
+        self.context_tokens, self._longest_text = context, LONGEST
         self.block_size, self.kv_cache_gid = harness.block_size, 0
         self.max_num_tokens = config.scheduler_config.max_num_batched_tokens + SEQUENCES * K_MAX
         self.max_batch_size = SEQUENCES
@@ -226,7 +226,7 @@ class SchedulerHarness:
         self.verified: Counter[tuple[str, str]] = Counter()  # drafts of requests so far
         parallel = config.speculative_config.parallel_drafting
         kind = WatchedParallel if parallel else WatchedSequential
-        self.max_model_len = self.effective_drafter_max_model_len = LONGEST
+        self.max_model_len = LONGEST
         self.drafter = kind(config, self, window, context)
 
     def token(self) -> int:

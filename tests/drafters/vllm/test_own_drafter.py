@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +31,7 @@ from drafters.vllm.own_drafter import (
     has_own_drafter,
     head_backend,
     limits_of,
+    longest_text,
     looks_up,
     refuse,
 )
@@ -114,7 +116,7 @@ def test_m_rope_is_refused(config: VllmConfig, of: str, monkeypatch: pytest.Monk
     with pytest.raises(NotImplementedError, match=r"M-RoPE: leave out --drafter"):
         refuse(config)
     both = changed(config, model_config__enable_prompt_embeds=True)
-    with pytest.raises(NotImplementedError, match=r"M-RoPE, prompts of embeddings [^:]*$"):
+    with pytest.raises(NotImplementedError, match=r"prompts of embeddings [^,:]*, M-RoPE$"):
         refuse(both)
 
 
@@ -156,8 +158,7 @@ def test_a_target_without_a_drafter_of_ours_is_not_asked(p_eagle: VllmConfig) ->
         ({"eagle_aux_hidden_state_layer_ids": (0, 1, 2, 3, 4)}, None),
         ({"layer_types": ("sliding_attention",), "sliding_window": 8}, "sliding-window layers"),
         ({"layer_types": ("full_attention",)}, None),
-        ({"max_position_embeddings": 32}, "texts beyond the 32 tokens"),
-        ({"max_position_embeddings": 64}, None),
+        ({"max_position_embeddings": 32}, None),
     ],
 )
 def test_heads_of_shapes_that_only_v1_runs_are_refused_on_v2(
@@ -188,6 +189,16 @@ def test_more_requests_than_a_kernel_tells_apart_are_refused_on_v2(
     refuse(changed(config, scheduler_config__max_num_seqs=8191))
     with pytest.raises(NotImplementedError, match=r"more than 8,191 requests .*max_num_seqs"):
         refuse(many)
+
+
+@pytest.mark.parametrize(("positions", "longest"), [((), sys.maxsize), ((64, 32), 32)])
+def test_a_head_reads_texts_as_long_as_its_shortest_table(
+    positions: tuple[int, ...], longest: int
+) -> None:
+    layers = [torch.nn.Linear(2, 2) for _ in positions]
+    for layer, count in zip(layers, positions, strict=True):
+        layer.register_buffer("cos_sin_cache", torch.zeros(count, 2))
+    assert longest_text(torch.nn.Sequential(*layers)) == longest
 
 
 def test_taps_in_eagle_config_are_counted_too(

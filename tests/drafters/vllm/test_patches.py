@@ -155,9 +155,15 @@ def _specs(*, full: int, sliding: int, head: int, head_dim: int = 64) -> dict[st
     ],
 )
 def test_the_head_s_layers_share_one_group(
-    config: Any, layers: dict[str, int], stock: int, ours: list[int]
+    config: Any,
+    layers: dict[str, int],
+    stock: int,
+    ours: list[int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     patches.apply()
+    of_target = layers["full"] + layers["sliding"]
+    monkeypatch.setattr(config.model_config, "get_total_num_hidden_layers", lambda: of_target)
     specs = _specs(**layers)
     head = set(list(specs)[-layers["head"] :])
 
@@ -170,6 +176,20 @@ def test_the_head_s_layers_share_one_group(
     assert holding(groups) == 1
     assert sorted(len(group.layer_names) for group in groups) == sorted(ours)
     assert sorted(name for group in groups for name in group.layer_names) == sorted(specs)
+
+
+def test_a_stage_without_the_head_keeps_its_groups(
+    config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM groups the layers of one pipeline stage to know what its graphs take. The fault: the
+    last layers of each stage passed for the head's, and those of two kinds ended the start."""
+    patches.apply()
+    monkeypatch.setattr(config.model_config, "get_total_num_hidden_layers", lambda: 12)
+    specs = _specs(full=3, sliding=3, head=0)
+    names = list(specs)
+    turns = {name: specs[name] for pair in zip(names[:3], names[3:], strict=True) for name in pair}
+    patched = kv_cache_utils.get_kv_cache_groups
+    assert patched(config, dict(turns)) == patched.__wrapped__(config, dict(turns))
 
 
 def test_a_heads_sliding_layers_keep_all_tokens() -> None:

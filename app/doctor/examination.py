@@ -216,9 +216,7 @@ def _check_tools(settings: Settings, target: models.Checkpoint) -> list[Finding]
     known = next(
         (preset.tool_call_parser for preset in presets if preset.model == model.model), None
     )
-    parser = model.tool_call_parser
-    if target.config.get("model_type") == "gpt_oss":
-        parser = parser or "openai"  # as service has it (app/serving/adapter.py)
+    parser, _ = model.parsers(target.config.get("model_type", ""))
     return [chat_template.check(template, parser, known)]
 
 

@@ -142,8 +142,7 @@ def _parts(engine: EngineClient, settings: Settings) -> ServingParts:
         "chat_template_content_format": settings.model.chat_template_content_format,
         "default_chat_template_kwargs": settings.model.default_chat_template_kwargs,
     }
-    is_harmony = engine.model_config.hf_config.model_type == "gpt_oss"
-    parsing = _parsing(settings, is_harmony)
+    parsing = _parsing(settings, engine.model_config.hf_config.model_type)
     renderer = Renderer(
         model_config=engine.model_config,
         renderer=engine.renderer,
@@ -154,12 +153,9 @@ def _parts(engine: EngineClient, settings: Settings) -> ServingParts:
     return ServingParts(engine, models, renderer, rendering, parsing)
 
 
-def _parsing(settings: Settings, is_harmony: bool) -> dict[str, Any]:
-    """How answers are read. Without parsers of its own format a gpt-oss would answer with its
-    markup, and Responses not at all."""
-    tools, reasoning = settings.model.tool_call_parser, settings.model.reasoning_parser
-    if is_harmony:
-        tools, reasoning = tools or "openai", reasoning or "openai_gptoss"
+def _parsing(settings: Settings, model_type: str) -> dict[str, Any]:
+    """How answers are read."""
+    tools, reasoning = settings.model.parsers(model_type)
     return {
         "enable_auto_tools": tools is not None,
         "tool_parser": tools,

@@ -59,6 +59,14 @@ class ModelSettings(Section):
         None, description="vLLM reasoning parser; gpt-oss has `openai_gptoss` by default."
     )
 
+    def parsers(self, model_type: str) -> tuple[str | None, str | None]:
+        """The names of the tool parser and of the reasoning parser, for a `model_type` of
+        config.json. Without those of its own format a gpt-oss would answer with its markup, and
+        Responses not at all."""
+        if model_type == "gpt_oss":
+            return self.tool_call_parser or "openai", self.reasoning_parser or "openai_gptoss"
+        return self.tool_call_parser, self.reasoning_parser
+
     @field_validator("served_model_name", mode="before")
     @classmethod
     def _names(cls, value: Any) -> Any:

@@ -149,19 +149,19 @@ def test_what_is_cut_within_a_header_has_no_markup_in_its_text(
 
 
 @pytest.mark.parametrize(
-    ("given", "harmony", "expected"),
+    ("given", "model_type", "expected"),
     [
-        ({}, True, ("openai", "openai_gptoss")),
-        ({"reasoning_parser": "openai_gptoss"}, True, ("openai", "openai_gptoss")),
-        ({"tool_call_parser": "hermes"}, False, ("hermes", "")),
-        ({}, False, (None, "")),
+        ({}, "gpt_oss", ("openai", "openai_gptoss")),
+        ({"reasoning_parser": "openai_gptoss"}, "gpt_oss", ("openai", "openai_gptoss")),
+        ({"tool_call_parser": "hermes"}, "qwen3", ("hermes", "")),
+        ({}, "llama", (None, "")),
     ],
 )
 def test_the_format_has_its_parsers_without_being_told(
-    given: dict[str, str], harmony: bool, expected: tuple[str | None, str]
+    given: dict[str, str], model_type: str, expected: tuple[str | None, str]
 ) -> None:
     """The fault: chats came with markup, calls were text, and Responses answered with a 500."""
-    parsing = _parsing(load({"model": "org/model", **given}, {}), harmony)
+    parsing = _parsing(load({"model": "org/model", **given}, {}), model_type)
     assert (parsing["tool_parser"], parsing["reasoning_parser"]) == expected
     assert parsing["enable_auto_tools"] is (expected[0] is not None)
 

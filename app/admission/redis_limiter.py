@@ -31,7 +31,6 @@ from app.admission.limiter import (
     CONCURRENT_RETRY_S,
     BucketStatus,
     Kind,
-    Limiter,
     MemoryLimiter,
     QuotaRequest,
     RateLimitDecision,
@@ -170,7 +169,7 @@ class _Unreleased:
 
 
 class RedisLimiter:
-    """Limits counted in Redis, and by `fallback` while Redis does not answer.
+    """Limits counted in Redis, and in this process while Redis does not answer.
 
     A release that fails is sent again.
     """
@@ -179,7 +178,6 @@ class RedisLimiter:
         self,
         url: str,
         timeout_s: float,
-        fallback: Limiter | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         pool = BlockingConnectionPool.from_url(
@@ -198,7 +196,7 @@ class RedisLimiter:
         self._release_script = self._redis.register_script(_RELEASE_SCRIPT)
         self._renew_script = self._redis.register_script(_RENEW_SCRIPT)
         self._timeout_s = timeout_s
-        self._fallback = fallback or MemoryLimiter()
+        self._fallback = MemoryLimiter()
         self._clock = clock
         self._circuit_open_until = 0.0
         self._failing = False  # since the last answer

@@ -135,8 +135,8 @@ def _refuse_logits_processors(config: Any) -> None:
     """Raise StartupError for logits processors beside drafts: drafted tokens would escape them.
     Beside lookups, which nobody asked for, it is a StartFailureError, and no drafts follow.
 
-    The engine refuses them too (drafters/vllm/patches.py), but in another process, where the reason
-    is lost.
+    On V1 the engine refuses them too (drafters/vllm/v1/runner.py), but in another process, where
+    the reason is lost.
     """
     if config.speculative_config is None:
         return

@@ -23,11 +23,10 @@ disable_created_metrics()
 
 
 class Exposition(Collector):
-    """The metrics of `source`; those whose names begin with `prefix` are kept across engines."""
+    """The metrics of `source`; those of vLLM are kept across engines."""
 
-    def __init__(self, source: Collector = REGISTRY, prefix: str = "vllm:") -> None:
+    def __init__(self, source: Collector = REGISTRY) -> None:
         self._source = source
-        self._prefix = prefix
         self._past: dict[str, Metric] = {}
         self._counts: dict[_Key, float] = {}
         self._exclusive = threading.Lock()  # a scrape runs in a thread of its own
@@ -43,7 +42,7 @@ class Exposition(Collector):
         Its gauges are 0 until there is another engine.
         """
         with self._exclusive:
-            past = {f.name: f for f in self._collect() if f.name.startswith(self._prefix)}
+            past = {f.name: f for f in self._collect() if f.name.startswith("vllm:")}
             unregister()
             self._counts = {
                 _key(sample): sample.value

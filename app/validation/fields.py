@@ -70,8 +70,6 @@ _STEERS = "the gateway sets it"
 _ENGINE_ONLY = ("kv_transfer_params", "ec_transfer_params", "kv_cache_report_mode")
 # Only events of the KV cache hold it (vllm/v1/core/block_pool.py).
 _SESSION = "no answer depends on it"
-# vLLM asks the operator's configuration, with null as with true (_check_supports_watermarking).
-_WATERMARK = "texts are marked if the operator says so, unless it is false"
 _MEDIA = "how media are loaded is the operator's choice"
 
 # Fields that vLLM's request models have in every API.

@@ -39,11 +39,6 @@ class Weights:
     tensors: dict[str, StoredTensor]  # by name
     size: int  # bytes of all files
 
-    @property
-    def shapes(self) -> dict[str, list[int]]:
-        """Tensor -> its shape."""
-        return {name: list(tensor.shape) for name, tensor in self.tensors.items()}
-
 
 def read_weights(folder: Path) -> Weights:
     """Read the headers of the files that vLLM would load, and compare them with the files' sizes.

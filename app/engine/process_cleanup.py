@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import multiprocessing
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import psutil
 
 logger = logging.getLogger(__name__)
 
-SHARED_MEMORY = "/dev/shm/"
+SHARED_MEMORY = Path("/dev/shm")
 END_TIMEOUT_S = 20.0
 
 
@@ -53,9 +54,7 @@ class ProcessCleanup:
         for process in running:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()  # ends a stopped process, too
-        _, unfinished = psutil.wait_procs(running, END_TIMEOUT_S)
-        alive = [process for process in unfinished if not _ended(process)]
-        if alive:  # in a system call that does not end: a driver's, most likely
+        if alive := _wait(running):  # in a system call that does not end: a driver's, most likely
             logger.error("processes of the engine cannot be killed: %s", [p.pid for p in alive])
             return
         removed = 0
@@ -81,6 +80,17 @@ def files_in_use() -> set[Path]:
     return set().union(*map(_files, (this, *this.children(recursive=True))))
 
 
+def _wait(processes: list[psutil.Process]) -> list[psutil.Process]:
+    """Wait until the processes have ended; returns those that have not after END_TIMEOUT_S."""
+    deadline = time.monotonic() + END_TIMEOUT_S
+    alive = processes
+    while (alive := [process for process in alive if not _ended(process)]) and (
+        time.monotonic() < deadline
+    ):
+        psutil.wait_procs(alive, 0.1)  # asks for the exit statuses of children
+    return alive
+
+
 def _ended(process: psutil.Process) -> bool:
     """Whether a process has ended, a zombie included.
 
@@ -93,12 +103,18 @@ def _ended(process: psutil.Process) -> bool:
 
 
 def _files(process: psutil.Process) -> set[Path]:
-    """Shared memory in a process's address space, and the sockets that it has bound."""
+    """Shared memory in a process's address space, and the sockets that it has bound.
+
+    A model's weights may lie in /dev/shm too: they are mapped to be read only, or in a folder.
+    """
     found: set[str] = set()
     with contextlib.suppress(OSError, psutil.Error):
-        for line in Path(f"/proc/{process.pid}/maps").read_text().splitlines():
-            if SHARED_MEMORY in line and not line.endswith("(deleted)"):
-                found.add(line.split(maxsplit=5)[-1])
+        maps = Path(f"/proc/{process.pid}/maps").read_text("utf-8", "surrogateescape")
+        for line in maps.splitlines():
+            fields = line.split(maxsplit=5)  # address, permissions, offset, device, inode, name
+            is_named = len(fields) == 6 and not line.endswith("(deleted)")
+            if is_named and fields[1] == "rw-s" and Path(fields[5]).parent == SHARED_MEMORY:
+                found.add(fields[5])
         # Only the listening end of a socket has a name.
         found |= {socket.laddr for socket in process.net_connections("unix")}
     return {Path(name) for name in found if name.startswith("/")}

@@ -91,6 +91,8 @@ class EngineErrors:
     """The file in which the processes of one engine report what ended them."""
 
     def __init__(self) -> None:
+        # Whoever empties /tmp may have removed the gateway's folder since it started.
+        Path(tempfile.gettempdir()).mkdir(mode=0o700, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix="engine-errors-")
         os.close(handle)
         self._file = Path(name)

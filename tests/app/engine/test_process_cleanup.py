@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
+import time
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 
@@ -69,3 +71,59 @@ def test_processes_that_have_gone_already() -> None:
     done = subprocess.Popen([sys.executable, "-c", ""])
     done.wait()
     ProcessCleanup([done.pid]).run()
+
+
+# A model whose weights lie in /dev/shm, one file in a folder and one not: mapped as loaders do.
+LOADING = """
+import mmap, sys, time
+maps = [mmap.mmap(open(name, "rb").fileno(), 0, prot=mmap.PROT_READ) for name in sys.argv[1:]]
+print(len(maps), flush=True)
+time.sleep(600)
+"""
+
+
+def test_weights_that_lie_in_shared_memory_stay() -> None:
+    """The fault: a start that failed deleted the model that it had read."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        weights = [Path(folder) / "model.safetensors", Path(f"{folder}.safetensors")]
+        for file in weights:
+            file.write_bytes(bytes(4096))
+        core = subprocess.Popen(
+            [sys.executable, "-c", LOADING, *map(str, weights)], stdout=subprocess.PIPE
+        )
+        try:
+            assert core.stdout is not None
+            core.stdout.readline()
+            ProcessCleanup([core.pid]).run()
+            assert [file.exists() for file in weights] == [True, True]
+        finally:
+            core.kill()
+            core.wait()
+            core.stdout.close()
+            weights[1].unlink(missing_ok=True)
+
+
+# Process 1 of a container that does not ask for the exit statuses of the orphans that it gets.
+NOT_REAPING = """
+import ctypes, subprocess, sys, time
+ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+shell = subprocess.run(["sh", "-c", "sleep 600 >/dev/null 2>&1 & echo $!"], capture_output=True)
+print(shell.stdout.decode().strip(), flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_zombie_that_nobody_reaps_is_not_waited_for() -> None:
+    """The fault: each death of an engine with workers took 20 s more."""
+    first = subprocess.Popen([sys.executable, "-c", NOT_REAPING], stdout=subprocess.PIPE)
+    try:
+        assert first.stdout is not None
+        orphan = int(first.stdout.readline())
+        began = time.monotonic()
+        ProcessCleanup([orphan]).run()
+        assert time.monotonic() - began < 5.0
+        assert psutil.Process(orphan).status() == psutil.STATUS_ZOMBIE
+    finally:
+        first.kill()
+        first.wait()
+        first.stdout.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -145,3 +146,15 @@ def test_the_first_report_is_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
     assert errors.first() == reports[0]
     errors.remove()
     assert not file.exists() and errors.first() is None
+
+
+def test_reports_have_a_place_after_the_temporary_folder_was_emptied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fault: whatever empties /tmp made every later start of an engine fail."""
+    monkeypatch.setenv("DRAFTERS_ENGINE_ERRORS", "")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "aerie-gateway-1"))
+    errors = EngineErrors()
+    assert errors.first() is None
+    assert (tmp_path / "aerie-gateway-1").stat().st_mode & 0o777 == 0o700
+    errors.remove()

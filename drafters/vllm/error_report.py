@@ -1,7 +1,7 @@
 """Reports of what ended a process of the engine, for the gateway that started it.
 
 vLLM logs the exception in the process where it arose; its parent learns that a process ended, and
-no reason. The handler below writes those exceptions into a file that the gateway names in the
+no reason. The filter below writes those exceptions into a file that the gateway names in the
 environment. Standard library only: the gateway reads the file before vllm is imported.
 """
 
@@ -12,6 +12,7 @@ import logging
 import multiprocessing
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from traceback import extract_tb, walk_tb
@@ -56,28 +57,33 @@ class ErrorReport:
         return json.dumps(asdict(self))
 
 
-class ErrorReports(logging.Handler):
-    """Appends the exceptions that vLLM logs in a process of the engine to the gateway's file."""
+class ErrorReports(logging.Filter):
+    """Appends the exceptions that vLLM logs in a process of the engine to the gateway's file, and
+    lets every record pass.
 
-    def emit(self, record: logging.LogRecord) -> None:
+    No handler: vLLM configures its loggers anew with each configuration and in each process
+    (vllm/logger.py, configure_logging), which takes away their handlers and leaves their filters. A
+    process that is forked loads no plugins again, which would put a handler back.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
         """Append the record's exception; nothing in the gateway's own process."""
         file, error = os.environ.get(FILE), record.exc_info and record.exc_info[1]
-        if not file or error is None or multiprocessing.parent_process() is None:
-            return
-        try:
-            with open(file, "a", encoding="utf-8") as reports:
-                report = ErrorReport.of(error, survived=record.msg in SURVIVED)
+        is_of_engine = multiprocessing.parent_process() is not None
+        if file and error is not None and is_of_engine and record.levelno >= logging.ERROR:
+            report = ErrorReport.of(error, survived=record.msg in SURVIVED)
+            # On a full disk the log still has it.
+            with suppress(OSError), open(file, "a", encoding="utf-8") as reports:
                 reports.write(report.line() + "\n")
-        except OSError:  # the log still has it
-            self.handleError(record)
+        return True
 
 
 def install() -> None:
     """Have this process report what ends it. Safe to call again."""
     for name in LOGGERS:
         logger = logging.getLogger(name)
-        if not any(isinstance(handler, ErrorReports) for handler in logger.handlers):
-            logger.addHandler(ErrorReports(logging.ERROR))
+        if not any(isinstance(kept, ErrorReports) for kept in logger.filters):
+            logger.addFilter(ErrorReports())
 
 
 def first_report(file: Path) -> ErrorReport | None:

@@ -9,6 +9,8 @@ import re
 from pathlib import Path
 
 import pytest
+from vllm.config.logging import LoggingConfig
+from vllm.logger import configure_logging
 
 from drafters.vllm import error_report
 from drafters.vllm.error_report import (
@@ -54,6 +56,24 @@ def test_a_process_of_the_engine_reports_its_exception_once(file: Path, name: st
     assert report.types[0] == "builtins.MemoryError"
     assert report.message == "MemoryError: no room for it"
     assert report.frames.count((__name__, "_fail")) == 2, "of the error, and of its cause"
+
+
+def _configure_and_fail(name: str) -> None:
+    configure_logging(LoggingConfig())
+    _fail(name)
+
+
+def test_they_outlive_vllms_configuration_of_its_loggers(file: Path) -> None:
+    """vLLM configures them with every engine's configuration, and again in each process. A process
+    that is forked, as on a GPU, loads no plugins: the fault was that nothing came from there."""
+    configure_logging(LoggingConfig())
+    process = multiprocessing.get_context("fork").Process(
+        target=_configure_and_fail, args=(LOGGERS[0],)
+    )
+    process.start()
+    process.join()
+    report = first_report(file)
+    assert report is not None and report.message == "MemoryError: no room for it"
 
 
 def test_nothing_else_reports(file: Path) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from app.engine.configuration.cpu import cpu_machine, environment
 from app.engine.configuration.engine_start import engine_start
 from app.engine.configuration.head import head_method
-from app.engine.configuration.options import VLLM_VERSION
+from app.engine.configuration.options import VLLM_VERSION, set_environment
 from app.engine.configuration.parsers import check_parsers
 from app.engine.configuration.runner import V2, Blame, StartPath
 from app.engine.configuration.server import server_config
@@ -32,11 +32,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LOGITS_PROCESSORS = "vllm.logits_processors"  # vLLM's group of installed ones
-# vLLM's own bounds of requests, beyond what the settings allow. They are constants: compiled models
-# are kept by them, too (vllm/envs.py, compile_factors), so that a setting would compile anew. The
-# request models read that of stop strings when they are imported. A word counts twice where it has
-# other tokens behind a space, and a worker has a row of so many for each request.
-REQUEST_BOUNDS = {"VLLM_MAX_STOP_STRINGS": str(1 << 20), "VLLM_MAX_NUM_BAD_WORDS": "1024"}
 
 
 def prepare() -> bool:
@@ -45,12 +40,7 @@ def prepare() -> bool:
     Raises StartupError for another vllm than this gateway is made for.
     """
     block_terminal_signals()
-    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-    # An allowed host could redirect the gateway to one that is not allowed.
-    os.environ.setdefault("VLLM_MEDIA_URL_ALLOW_REDIRECTS", "0")
-    for name, bound in REQUEST_BOUNDS.items():
-        os.environ.setdefault(name, bound)
+    set_environment(os.environ)
     _check_version()
     from vllm.platforms import current_platform
 
@@ -77,18 +67,15 @@ def launch(
         if not machine.can_compile:
             logger.warning("no C++ compiler with Python.h: the model is not compiled and slower")
     method = head_method(settings)
-    try:
-        options, environ = engine_start(settings, machine, method, path, wish)
-        os.environ.pop(V2, None)
-        os.environ.update(environ)
-        options["model"] = resolve(options["model"])  # the first start converts a packaged model
-        if machine is not None:
-            race = partial(measure, threads=machine.threads)
-            dtype = lasting_weights_dtype(options, machine.free_memory, race)
-            options["dtype"] = dtype or options["dtype"]
-        config = _engine_config(settings, options, path)
-    except TypeError as error:
-        raise StartupError(f"engine_args: {error}") from error
+    options, environ = engine_start(settings, machine, method, path, wish)
+    os.environ.pop(V2, None)
+    os.environ.update(environ)
+    options["model"] = resolve(options["model"])  # the first start converts a packaged model
+    if machine is not None:
+        race = partial(measure, threads=machine.threads)
+        dtype = lasting_weights_dtype(options, machine.free_memory, race)
+        options["dtype"] = dtype or options["dtype"]
+    config = _engine_config(settings, options, path)
     _refuse_logits_processors(config)
     _refuse_undrafted(config, path)
     _refuse_unasked_lookups(config, settings)
@@ -103,11 +90,15 @@ def launch(
 
 
 def _engine_config(settings: Settings, options: dict[str, Any], path: StartPath) -> Any:
-    """vLLM's configuration. Raises SettingsError for a parser that vLLM does not have, and
-    StartFailureError if V2 is what it cannot be made for."""
+    """vLLM's configuration. Raises StartupError for an argument that vLLM does not have,
+    SettingsError for a parser that it does not have, and StartFailureError if V2 is what it cannot
+    be made for."""
     from vllm.engine.arg_utils import AsyncEngineArgs
 
-    arguments = AsyncEngineArgs(**options)  # loads vLLM's plugins, which may bring parsers
+    try:
+        arguments = AsyncEngineArgs(**options)  # loads vLLM's plugins, which may bring parsers
+    except TypeError as error:
+        raise StartupError(f"engine_args: {error}") from error
     check_parsers(settings)
     try:
         return server_config(arguments)

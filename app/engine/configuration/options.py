@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 from app.engine.configuration.capacity import SIZES as CAPTURE_SIZES
@@ -24,6 +24,33 @@ CPU_KV_SHARE = 0.25
 # By its full name: "uni" becomes "mp" on a CPU (vllm/platforms/cpu.py).
 ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+# vLLM's own bounds of requests, beyond what the settings allow. They are constants: compiled models
+# are kept by them, too (vllm/envs.py, compile_factors), so that a setting would compile anew. The
+# request models read that of stop strings when they are imported. A word counts twice where it has
+# other tokens behind a space, and a worker has a row of so many for each request.
+REQUEST_BOUNDS = {"VLLM_MAX_STOP_STRINGS": str(1 << 20), "VLLM_MAX_NUM_BAD_WORDS": "1024"}
+_DEFAULTS = {
+    **REQUEST_BOUNDS,
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    # An allowed host could redirect the gateway to one that is not allowed.
+    "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "0",
+}
+_PLUGINS, _OUR_PLUGIN = "VLLM_PLUGINS", "aerie"
+
+
+def set_environment(environ: MutableMapping[str, str]) -> None:
+    """Set what vllm and its processes read, except what the operator has set. Call it before the
+    first import of vllm, which reads a part of it.
+
+    `VLLM_PLUGINS` names the plugins that are loaded: without this project's (pyproject.toml) vLLM
+    has none of its corrections, and starts no drafter.
+    """
+    for name, value in _DEFAULTS.items():
+        environ.setdefault(name, value)
+    if _PLUGINS in environ:
+        named = [name for name in environ[_PLUGINS].split(",") if name]
+        environ[_PLUGINS] = ",".join(dict.fromkeys([*named, _OUR_PLUGIN]))
 
 
 def engine_options(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 from argparse import SUPPRESS, Action, ArgumentError
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from app.engine.configuration.options import VLLM_VERSION
+from app.engine.configuration.options import VLLM_VERSION, set_environment
 from app.errors import SettingsError
 
 
@@ -20,6 +21,7 @@ def parse(tokens: Sequence[str]) -> dict[str, Any]:
     Imports vllm, which takes seconds. Raises SettingsError naming the option that it does not
     have, or cannot read.
     """
+    set_environment(os.environ)
     import yaml
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 

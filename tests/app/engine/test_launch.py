@@ -17,8 +17,8 @@ from app.engine import launch as launch_module
 from app.engine.configuration.cpu import CpuMachine
 from app.engine.configuration.engine_start import engine_start
 from app.engine.configuration.head import head_method
+from app.engine.configuration.options import REQUEST_BOUNDS
 from app.engine.configuration.runner import V2, Blame, StartPath, start_plan
-from app.engine.launch import REQUEST_BOUNDS
 from app.engine.start_failure import StartFailureError
 from app.errors import SettingsError, StartupError
 from app.llm.engine_load import EngineLoad
@@ -213,8 +213,12 @@ def test_each_path_has_its_runner_whatever_the_path_before_had(
 
 
 READS_BOUNDS = """
+import sys
+from app.engine.configuration.vllm_cli import parse
 from app.engine.launch import prepare
 from app.settings.limits import LimitSettings
+if len(sys.argv) > 1:
+    parse(sys.argv[1:])
 prepare()
 from vllm import envs
 from vllm.entrypoints.anthropic.protocol import AnthropicMessagesRequest
@@ -231,11 +235,15 @@ print(envs.VLLM_MAX_STOP_STRINGS)
 """
 
 
-def test_as_many_stop_strings_and_bad_words_are_taken_as_the_settings_say() -> None:
-    """vLLM's request models take 4 stop strings, and are built when they are imported."""
+@pytest.mark.parametrize("options", [[], ["--kv-cache-dtype", "auto"]], ids=str)
+def test_as_many_stop_strings_and_bad_words_are_taken_as_the_settings_say(
+    options: list[str],
+) -> None:
+    """vLLM's request models take 4 stop strings, and are built when they are imported, which its
+    parser of options does too."""
     environ = {name: value for name, value in os.environ.items() if name not in REQUEST_BOUNDS}
     done = subprocess.run(
-        [sys.executable, "-c", READS_BOUNDS],
+        [sys.executable, "-c", READS_BOUNDS, *options],
         env=environ,
         capture_output=True,
         text=True,
@@ -250,3 +258,24 @@ def test_bounds_that_the_operator_set_stay(monkeypatch: pytest.MonkeyPatch) -> N
     launch_module.prepare()
     bounds = {name: os.environ[name] for name in REQUEST_BOUNDS}
     assert bounds == {**REQUEST_BOUNDS, "VLLM_MAX_STOP_STRINGS": "1000"}
+
+
+def test_an_argument_that_vllm_does_not_have_is_one_of_engine_args() -> None:
+    given = {"model": str(EMBEDDED / "target"), "engine_args": '{"no_such_argument": 1}'}
+    with pytest.raises(StartupError, match=r"engine_args: .*no_such_argument"):
+        launch_module.launch(load(given, {}), EngineLoad(), StartPath.NO_DRAFTS)
+
+
+def test_a_type_error_of_something_else_is_told_as_what_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The fault: one from a model's damaged config.json was told as `engine_args`."""
+
+    def damaged(*_: Any, **__: Any) -> None:
+        raise TypeError("'NoneType' object is not iterable")
+
+    monkeypatch.setattr(launch_module, "server_config", damaged)
+    with pytest.raises(TypeError, match="not iterable"):
+        launch_module.launch(
+            load({"model": str(EMBEDDED / "target")}, {}), EngineLoad(), StartPath.NO_DRAFTS
+        )

@@ -7,7 +7,12 @@ from importlib import import_module
 import pytest
 
 from app.engine.configuration.cpu import CpuMachine
-from app.engine.configuration.options import ONE_PROCESS, engine_options
+from app.engine.configuration.options import (
+    ONE_PROCESS,
+    REQUEST_BOUNDS,
+    engine_options,
+    set_environment,
+)
 from app.settings import load
 from drafters.config import LOOKUP_DRAFTER, DrafterConfig, captured_ks
 from drafters.model.config import Method
@@ -151,3 +156,19 @@ def test_one_backend_constrains_all_output() -> None:
     given = '{"structured_outputs_config": {"backend": "guidance", "disable_any_whitespace": true}}'
     theirs = engine_options(load({"model": "a/b", "k": "0", "engine_args": given}, {}))
     assert theirs[name] == {"backend": "guidance", "disable_any_whitespace": True}
+
+
+def test_what_the_operator_set_stays_and_our_plugin_is_loaded() -> None:
+    """The fault: beside `VLLM_PLUGINS` of an operator vLLM had none of this project's corrections,
+    and no drafter started."""
+    environ = {"VLLM_LOGGING_LEVEL": "INFO"}
+    set_environment(environ)
+    assert environ["VLLM_LOGGING_LEVEL"] == "INFO" and "VLLM_PLUGINS" not in environ
+    assert environ["VLLM_MAX_STOP_STRINGS"] == REQUEST_BOUNDS["VLLM_MAX_STOP_STRINGS"]
+    for given, expected in {
+        "": "aerie", "theirs": "theirs,aerie", "aerie,theirs": "aerie,theirs",
+    }.items():  # fmt: skip
+        environ = {"VLLM_PLUGINS": given}
+        set_environment(environ)
+        set_environment(environ)
+        assert environ["VLLM_PLUGINS"] == expected

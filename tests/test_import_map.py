@@ -101,7 +101,7 @@ MAP: dict[str, set[str]] = {
     | {"app.declaration", "app.llm", "app.serving", "app.serving.classes", "app.validation"},
     "app.engine.configuration": {
         *("app", "app.errors", "app.settings", "drafters.vllm.cpu_matmul"),
-        *("drafters.cgroup_memory", "drafters.config", "drafters.graph_sizes"),
+        *("drafters.machine", "drafters.config", "drafters.graph_sizes"),
         *HEAD_CONFIG,
     },
     "app.engine": BASE
@@ -109,7 +109,7 @@ MAP: dict[str, set[str]] = {
     | POLICY
     | TARGET_FOLDERS
     | {"app.endpoints", "app.learning", "app.llm", "app.serving", "drafters.parent_death"}
-    | {"drafters.learning", "drafters.small_samples"}
+    | {"drafters.learning", "drafters.machine", "drafters.small_samples"}
     # The gateway patches vLLM anew for each engine that it configures, and reads what ended one.
     | {"drafters.vllm", "drafters.vllm.error_report", "drafters.vllm.own_drafter"},
     "app.admission": BASE | POLICY,
@@ -136,12 +136,12 @@ MAP: dict[str, set[str]] = {
     | {"app.admission", "app.doctor", "app.presets", "drafters.learning", "drafters.markdown"},
     "app.cli": BASE
     | CONFIGURATION
-    | {"app.commands", "app.doctor", "app.server", "drafters.parent_death"},
+    | {"app.commands", "app.doctor", "app.server", "drafters.parent_death", "drafters.streams"},
     # Measurements look at much, and nothing looks at them; the load generator knows nobody.
     "bench": set(),
     "bench.errors": {"app.errors"},
     "bench.parser": set(),
-    "bench.provenance": set(),
+    "bench.provenance": {"drafters.machine"},
     "bench.load": {"drafters.parent_death", "drafters.small_samples"},
     "bench.workloads": {"bench.errors", "bench.load"}
     | {"drafters.train.data", "drafters.train.embedded"},
@@ -167,7 +167,6 @@ MAP: dict[str, set[str]] = {
     | POLICY,
     "bench.simulate.curve": set(),
     "drafters": set(),
-    "drafters.cgroup_memory": set(),
     "drafters.config": set(),
     "drafters.control": {"drafters.config"},
     "drafters.learning": set(),
@@ -175,6 +174,7 @@ MAP: dict[str, set[str]] = {
     "drafters.gguf_conversion": set(),
     "drafters.graph_sizes": set(),
     "drafters.log_records": set(),
+    "drafters.machine": set(),
     "drafters.markdown": set(),
     "drafters.ops": set(),
     "drafters.packaged": set(),
@@ -243,7 +243,7 @@ MAP: dict[str, set[str]] = {
     # Reads heads as a start does, and exchanges what both runners have loaded.
     "drafters.vllm.head_swap": {"drafters.model", "drafters.vllm.path_selector", "drafters.vllm.v1"}
     | HEAD_FILES,
-    "drafters.vllm": {"drafters.cgroup_memory", "drafters.config", "drafters.log_records"}
+    "drafters.vllm": {"drafters.machine", "drafters.config", "drafters.log_records"}
     | {"drafters.parent_death", "drafters.streams", "drafters.vllm.error_report"}
     | {"drafters.vllm.head_swap"}
     | SERVING,
@@ -293,7 +293,7 @@ GUARDED = {
 
 # Layers that run anywhere: nothing outside the standard library.
 STANDARD_LIBRARY_ONLY = {
-    *("drafters.cgroup_memory", "drafters.config", "drafters.control", "drafters.packaged"),
+    *("drafters.machine", "drafters.config", "drafters.control", "drafters.packaged"),
     *("drafters.parent_death", "drafters.small_samples", "drafters.train.template_option"),
     *("drafters.vllm.error_report", "drafters.vllm.worker_bounds"),
     *HEAD_CONFIG,

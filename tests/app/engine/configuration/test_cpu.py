@@ -74,7 +74,7 @@ def machine(root: Path, monkeypatch: pytest.MonkeyPatch, cores: int, nodes: int 
     """One whose cores have two threads each, as far as /sys tells."""
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(2 * cores)))
     for number in range(2 * cores):
-        cpu = root / f"devices/system/cpu/cpu{number}"
+        cpu = root / f"sys/devices/system/cpu/cpu{number}"
         (cpu / "topology").mkdir(parents=True)
         first = number % cores
         (cpu / "topology/thread_siblings_list").write_text(f"{first},{first + cores}\n")
@@ -83,8 +83,12 @@ def machine(root: Path, monkeypatch: pytest.MonkeyPatch, cores: int, nodes: int 
 
 
 def limit(root: Path, text: str) -> None:
-    (root / "fs/cgroup").mkdir(parents=True, exist_ok=True)
-    (root / "fs/cgroup/cpu.max").write_text(f"{text}\n")
+    for folder in ("proc/self", "sys/fs/cgroup"):
+        (root / folder).mkdir(parents=True, exist_ok=True)
+    (root / "proc/self/cgroup").write_text("0::/\n")
+    mount = "31 23 0:28 / /sys/fs/cgroup ro shared:4 - cgroup2 cgroup rw,nsdelegate\n"
+    (root / "proc/self/mountinfo").write_text(mount)
+    (root / "sys/fs/cgroup/cpu.max").write_text(f"{text}\n")
 
 
 @pytest.mark.parametrize(("cores", "used"), [(1, 1), (2, 2), (7, 7), (8, 7), (32, 31)])

@@ -1,12 +1,13 @@
-"""Memory that this process's control groups still allow, for containers with a memory limit.
+"""The processor of this machine, and the memory and cores that this process's control groups allow.
 
-psutil and /proc/meminfo speak of the host. A container's limit is in its cgroup, of version 2 (one
-hierarchy) or 1 (one for memory), and those above it count too: a pod's limit lies above its
-container's. Standard library only.
+psutil, /proc/meminfo and the affinity of a process speak of the host. A container's or a service's
+limits are in its cgroup, of version 2 (one hierarchy) or 1 (one for each kind), and those above it
+count too: a pod's limit lies above its container's. Standard library only.
 """
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -28,6 +29,34 @@ _FILES = {
 }
 
 
+def cpu_name(root: Path = Path("/")) -> str:
+    """The processor's name, such as "AMD EPYC 9B45"; empty where nothing tells it."""
+    try:
+        lines = (root / "proc/cpuinfo").read_text("utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def core_limit(root: Path = Path("/")) -> float | None:
+    """How many cores' time the cgroups of this process may use; None without a limit. `root` has
+    this process's `proc` and `sys`."""
+    limits = []
+    for folder, kind in _groups(root, "cpu"):
+        try:
+            if kind == "cgroup2":  # quota and period, in microseconds
+                quota, period = (folder / "cpu.max").read_text("utf-8").split()
+            else:
+                quota = (folder / "cpu.cfs_quota_us").read_text("utf-8")
+                period = (folder / "cpu.cfs_period_us").read_text("utf-8")
+            if quota != "max" and int(quota) > 0:  # version 1 writes -1 for none
+                limits.append(int(quota) / int(period))
+        except (OSError, ValueError):  # the root has no such file
+            continue
+    return min(limits, default=None)
+
+
 def headroom(root: Path = Path("/")) -> int | None:
     """Bytes that may still be allocated before a limit of a cgroup is reached; None without a
     limit. `root` has this process's `proc` and `sys`.
@@ -36,7 +65,8 @@ def headroom(root: Path = Path("/")) -> int | None:
     allocation. A model that was just downloaded would otherwise leave nothing.
     """
     remaining = []
-    for folder, files in _groups(root):
+    for folder, kind in _groups(root, "memory"):
+        files = _FILES[kind]
         limit, usage = _number(folder / files.limit), _number(folder / files.usage)
         if limit is not None and limit < UNLIMITED and usage is not None:
             remaining.append(limit - max(0, usage - _page_cache(folder, files)))
@@ -46,26 +76,29 @@ def headroom(root: Path = Path("/")) -> int | None:
 def inactive_page_cache(root: Path = Path("/")) -> int:
     """Bytes of inactive page cache in the cgroup at the top of what this container sees, where vLLM
     reads limit and usage."""
-    for folder, _, files in _mounts(root):
+    for folder, _, kind in _mounts(root, "memory"):
+        files = _FILES[kind]
         if (folder / files.usage).exists():
             return _page_cache(folder, files)
     return 0
 
 
-def _groups(root: Path) -> Iterator[tuple[Path, _Files]]:
-    """The folders of this process's memory cgroups, each with those above it."""
-    for mount, own, files in _mounts(root):
+def _groups(root: Path, controller: str) -> Iterator[tuple[Path, str]]:
+    """The folders of this process's cgroups with a controller, each with those above it, and the
+    kind of file system that they are in: `cgroup2`, or `cgroup` for version 1."""
+    for mount, own, kind in _mounts(root, controller):
         folder = mount / own
-        yield mount, files
+        yield mount, kind
         for parent in (folder, *folder.parents):
             if parent == mount:
                 break
             if parent.is_dir():
-                yield parent, files
+                yield parent, kind
 
 
-def _mounts(root: Path) -> Iterator[tuple[Path, PurePosixPath, _Files]]:
-    """(where a hierarchy with memory is mounted, this process's cgroup below that, its files)."""
+def _mounts(root: Path, controller: str) -> Iterator[tuple[Path, PurePosixPath, str]]:
+    """(where a hierarchy with the controller is mounted, this process's cgroup below that, its
+    kind)."""
     try:
         # Paths are bytes: one of them need not be UTF-8.
         mounts = (root / "proc/self/mountinfo").read_text("utf-8", "surrogateescape").splitlines()
@@ -75,17 +108,17 @@ def _mounts(root: Path) -> Iterator[tuple[Path, PurePosixPath, _Files]]:
     paths = {}
     for line in groups:  # number:controllers:path, for version 2 without a controller
         number, controllers, path = line.split(":", 2)
-        if "memory" in controllers.split(","):
+        if controller in controllers.split(","):
             paths["cgroup"] = path
         elif number == "0" and not controllers:
             paths["cgroup2"] = path
     for line in mounts:
         place, _, system = line.partition(" - ")
         kind, _, options = system.split(" ", 2)
-        if kind not in paths or (kind == "cgroup" and "memory" not in options.split(",")):
+        if kind not in paths or (kind == "cgroup" and controller not in options.split(",")):
             continue
         mounted, point = place.split(" ")[3:5]
-        yield root / point.lstrip("/"), _below(paths[kind], mounted), _FILES[kind]
+        yield root / point.lstrip("/"), _below(paths[kind], mounted), kind
 
 
 def _below(path: str, mounted: str) -> PurePosixPath:

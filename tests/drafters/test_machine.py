@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from drafters.cgroup_memory import headroom, inactive_page_cache
+from drafters.machine import core_limit, cpu_name, headroom, inactive_page_cache
 
 GIB = 2**30
 V1, V2 = "sys/fs/cgroup/memory", "sys/fs/cgroup"
+V1_CPU = "sys/fs/cgroup/cpu,cpuacct"
 NO_LIMIT = {"v1": "9223372036854771712", "v2": "max"}
 
 
@@ -48,6 +49,19 @@ def group(
         (folder / "memory.max").write_text(text + "\n")
         (folder / "memory.current").write_text(f"{int(usage * GIB)}\n")
     (folder / "memory.stat").write_text(stat)
+
+
+def cores(root: Path, version: str, path: str, limit: float | None) -> None:
+    """Write a cgroup's limit of processor time, in cores; None is none."""
+    folder = root / (V1_CPU if version == "v1" else V2) / path.lstrip("/")
+    folder.mkdir(parents=True, exist_ok=True)
+    if version == "v1":
+        quota = -1 if limit is None else int(limit * 100_000)
+        (folder / "cpu.cfs_quota_us").write_text(f"{quota}\n")
+        (folder / "cpu.cfs_period_us").write_text("100000\n")
+    else:
+        quota_text = "max" if limit is None else str(int(limit * 50_000))
+        (folder / "cpu.max").write_text(f"{quota_text} 50000\n")
 
 
 versions = pytest.mark.parametrize("version", ["v1", "v2"])
@@ -119,3 +133,30 @@ def test_a_machine_without_cgroups_has_no_limit(tmp_path: Path) -> None:
     root = machine(tmp_path, "v2", "/")  # the root cgroup of version 2 has none of the files
     assert headroom(root) is None
     assert inactive_page_cache(root) == 0
+
+
+@versions
+def test_a_service_has_the_cores_of_its_group_and_of_those_above(
+    version: str, tmp_path: Path
+) -> None:
+    """The fault: `CPUQuota=` of systemd and limits of version 1 were not seen, and the model had a
+    thread for each of the machine's cores."""
+    root = machine(tmp_path, version, "/system.slice/aerie.service")
+    assert core_limit(root) is None
+    cores(root, version, "/system.slice/aerie.service", None)
+    assert core_limit(root) is None
+    cores(root, version, "/system.slice/aerie.service", 4)
+    assert core_limit(root) == 4.0
+    cores(root, version, "/system.slice", 2.5)
+    assert core_limit(root) == 2.5
+
+
+def test_without_a_file_system_of_cgroups_there_is_no_limit_of_cores(tmp_path: Path) -> None:
+    assert core_limit(tmp_path) is None
+
+
+def test_the_processor_has_its_own_name(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    text = "processor\t: 0\nmodel name\t: AMD EPYC 9B45\nmodel name\t: AMD EPYC 9B45\n"
+    (tmp_path / "proc/cpuinfo").write_text(text)
+    assert cpu_name(tmp_path) == "AMD EPYC 9B45"

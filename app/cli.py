@@ -19,6 +19,7 @@ from app.doctor.machine import GPU_MEMORY
 from app.errors import AerieError, EngineLostError, SettingsError, StartupError
 from app.settings import Settings, drop_service_links, load, section_of
 from drafters.parent_death import is_spawned, request_death_signal
+from drafters.streams import open_missing
 
 # A child that multiprocessing spawns imports this module first, as the parent's main module, and
 # then vllm for many seconds before it comes to the plugin (drafters/vllm/plugin.py).
@@ -37,13 +38,21 @@ def run() -> NoReturn:
     """Run one command as the console script, then exit without Python's finalisation.
 
     Threads of vLLM still hold parts of Triton then, which finalisation would report as leaked, in
-    thirty lines at every clean stop. Functions that were registered with atexit do run.
+    thirty lines at every clean stop. Functions that were registered with atexit do run. Output that
+    could not be written is a failure, except where nobody reads it any more.
     """
+    open_missing()
     code = main()
     atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # nobody reads it any more
-            stream.flush()
+    with suppress(OSError, ValueError):  # stderr has nobody to tell
+        try:
+            sys.stdout.flush()
+        except BrokenPipeError:
+            pass
+        except OSError as error:
+            code = code or EXIT_FAILED
+            print(f"aerie: cannot write the output: {error.strerror}", file=sys.stderr)
+        sys.stderr.flush()
     os._exit(code)
 
 

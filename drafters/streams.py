@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import sys
 
 
@@ -25,6 +26,23 @@ class Unfailing(io.TextIOWrapper):
         """Flush the buffer; what cannot be written is dropped."""
         with contextlib.suppress(OSError):
             super().flush()
+
+
+def open_missing() -> None:
+    """Open /dev/null in place of the standard streams that whoever started this process has closed.
+
+    Python has None for them, to which libraries write, and the next files and sockets get their
+    numbers. Call it before anything else is opened."""
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        try:
+            os.fstat(number)
+        except OSError:
+            null = os.open(os.devnull, os.O_RDWR)  # it gets the lowest number that is free
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
+            os.set_inheritable(number, True)
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115 - it stays open
 
 
 def unfailing() -> None:

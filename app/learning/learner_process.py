@@ -39,7 +39,8 @@ def learner_command(
     learner = ["drafters.train.learner", str(folder), "--target", _local(target, revision)]
     learner += ["--head", _local(head), "--k", str(k), "--forever"]
     learner += ["--share", str(share), "--max-length", str(max_length)]
-    return [sys.executable, "-m", "drafters.parent_death", str(os.getpid()), *learner]
+    # -P: a module of the working directory is not to stand in for one of Python's.
+    return [sys.executable, "-P", "-m", "drafters.parent_death", str(os.getpid()), *learner]
 
 
 def _local(name: str, revision: str | None = None) -> str:

@@ -56,8 +56,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if lock is None:
         print(f"aerie learn: another learner works on {args.folder}", file=sys.stderr)
         return 1
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _stop)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it
+        signal.signal(signal.SIGHUP, _stop)
     try:
         return _learn(args, argv, lock)
     except _Stopped:
@@ -71,7 +73,8 @@ def _learn(args: argparse.Namespace, argv: Sequence[str], lock: int) -> int:
     code: 1 after too many failures in a row, which whoever started this learner is to notice."""
     deadline = time.monotonic() + 60.0 * args.minutes if args.minutes is not None else None
     pacing, made, failures, wait = Pacing(args.when, args.share), 0, 0, _BACKOFF_S[0]
-    command = [sys.executable, "-m", CHILD, *argv, f"--child-of={os.getpid()}"]
+    # -P: a module of the working directory is not to stand in for one of Python's.
+    command = [sys.executable, "-P", "-m", CHILD, *argv, f"--child-of={os.getpid()}"]
     environment = os.environ | {"OMP_NUM_THREADS": str(args.threads)}
     while made != args.rounds:
         while not (is_over := _is_over(deadline)):

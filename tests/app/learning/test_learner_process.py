@@ -110,6 +110,17 @@ def test_models_of_the_hub_are_the_folders_that_the_engine_brought(
     assert command[command.index("--head") + 1] == str(tmp_path)
 
 
+def test_it_imports_nothing_of_the_working_directory(tmp_path: Path) -> None:
+    """The fault: `multiprocessing.py` in the folder where the gateway was started, which may be
+    another user's, ran as the learner."""
+    (tmp_path / "multiprocessing.py").write_text("raise SystemExit(99)")
+    head = tmp_path / "head"
+    head.mkdir()
+    command = learner_command(tmp_path, "packaged:target", None, str(head), 5, 0.25, 8192)
+    start = [*command[:4], str(os.getpid()), "platform"]
+    assert subprocess.run(start, cwd=tmp_path, timeout=60, check=False).returncode == 0
+
+
 GATEWAY = """
 import asyncio, sys
 from app.learning.learner_process import LearnerProcess
@@ -135,13 +146,13 @@ def test_it_ends_when_the_gateway_is_killed(tmp_path: Path) -> None:
     head = tmp_path / "head"
     head.mkdir()
     command = learner_command(told, "packaged:target", None, str(head), 5, 0.25, 8192)
-    assert command[1:3] == ["-m", "drafters.parent_death"]
-    assert command[4] == "drafters.train.learner"
+    assert command[1:4] == ["-P", "-m", "drafters.parent_death"]
+    assert command[5] == "drafters.train.learner"
     start = (
         f"import os, sys; sys.argv[1] = str(os.getppid()); sys.path.insert(0, {str(tmp_path)!r})"
     )
     run = "from drafters.parent_death import main; main()"
-    stand_in = [sys.executable, "-c", f"{start}; {run}", "parent", "stand_in_learner", *command[5:]]
+    stand_in = [sys.executable, "-c", f"{start}; {run}", "parent", "stand_in_learner", *command[6:]]
     gateway = subprocess.Popen([sys.executable, "-c", GATEWAY, *stand_in])
     until(lambda: told.exists() and told.read_text() != "")
     pid, _, *arguments = told.read_text().split()

@@ -252,6 +252,23 @@ def test_a_signal_ends_it_at_once(learner: subprocess.Popen[bytes], number: sign
     assert state(child) in ("", "Z")
 
 
+def test_nohup_is_honoured(folder: Path):
+    """The fault: `nohup aerie learn &` ended with the login that had started it."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        learner = subprocess.Popen(command(folder))
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    try:
+        until(lambda: children(learner.pid) != [], what="no child")  # its handlers are in place
+        learner.send_signal(signal.SIGHUP)
+        with pytest.raises(subprocess.TimeoutExpired):
+            learner.wait(0.5)
+    finally:
+        learner.kill()
+        learner.wait()
+
+
 def test_a_second_learner_keeps_away(learner: subprocess.Popen[bytes], folder: Path):
     done = subprocess.run(command(folder), capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1 and "another learner works on" in done.stderr

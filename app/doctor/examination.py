@@ -430,8 +430,9 @@ def _write_error(folder: Path) -> str | None:
 
 def _listen_error(host: str, port: int) -> str | None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    both = host == "::" and socket.has_dualstack_ipv6()  # as service listens (app/server/run.py)
     try:
-        with socket.create_server((host, port), family=family):
+        with socket.create_server((host, port), family=family, dualstack_ipv6=both):
             return None
     except OSError as error:
         return error.strerror or str(error)

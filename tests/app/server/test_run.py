@@ -18,7 +18,7 @@ import uvicorn
 from app.engine.supervisor import Phase
 from app.main import create_app
 from app.server import connection
-from app.server.run import _Server
+from app.server.run import _listen, _Server
 from app.settings import load
 from tests.app.http.fake_operation import PATH, FakeEngine
 from tests.waiting import soon
@@ -92,3 +92,12 @@ async def test_what_still_runs_when_the_drain_is_over_is_told(
     assert json.loads(error.removeprefix("data: "))["error"]["code"] == "shutting_down"
     assert not caplog.records
     assert not app.state.admission.open_requests
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+def test_all_addresses_are_those_of_ipv4_too() -> None:
+    """The fault: `--host ::` took no IPv4, so that the image's own health check failed."""
+    with _listen("::", 0) as listener:
+        port = listener.getsockname()[1]
+        for host in ("127.0.0.1", "::1"):
+            socket.create_connection((host, port), timeout=10).close()

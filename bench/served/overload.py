@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from statistics import median
-from urllib.request import urlopen
+from urllib.request import ProxyHandler, build_opener
 
 from bench.errors import reports_errors
 from bench.load.client import KEY_VARIABLE, Client
@@ -33,6 +33,7 @@ from bench.parser import command_parser
 from bench.systems.server import Server, free_port
 
 READY_WITHIN_S = 300.0
+_LOCAL = build_opener(ProxyHandler({}))  # a proxy in the environment is for other machines
 SETTLE_S = 5.0  # at the beginning of each phase, not counted
 WANTED = {"goodput": 0.95, "ttft": 2.0, "refusal_s": 0.050}
 LOG = Path("runs/overload.log")
@@ -235,7 +236,7 @@ def gateway(arguments: argparse.Namespace) -> Iterator[int]:
 
 def _ready(port: int) -> bool:
     try:
-        with urlopen(f"http://127.0.0.1:{port}/readyz", timeout=10) as answer:
+        with _LOCAL.open(f"http://127.0.0.1:{port}/readyz", timeout=10) as answer:
             return bool(answer.status == 200)
     except OSError:  # urllib's error for a 503 is one too
         return False

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import email.utils
+import ipaddress
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
@@ -215,6 +216,15 @@ def _common(
     return body if model is None else {"model": model, **body}
 
 
+def is_local(url: str) -> bool:
+    """Whether a server's address is a loopback one."""
+    host = urlsplit(url).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 async def _arriving(
     url: str, headers: dict[str, str], bodies: Sequence[dict[str, Any]], concurrency: int
 ) -> AsyncIterator[tuple[int, list[int]]]:
@@ -224,7 +234,11 @@ async def _arriving(
     timeout = httpx.Timeout(None, connect=30.0)
     waiting = iter(enumerate(bodies))
     running: dict[asyncio.Task[list[int]], int] = {}
-    async with httpx.AsyncClient(limits=limits, timeout=timeout, headers=headers) as client:
+    # A proxy in the environment is for other machines: it must not see this one's key.
+    proxied = not is_local(url)
+    async with httpx.AsyncClient(
+        limits=limits, timeout=timeout, headers=headers, trust_env=proxied
+    ) as client:
         try:
             while True:
                 while len(running) < concurrency and (following := next(waiting, None)):

@@ -13,7 +13,12 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
-from drafters.train.data.responses import ResponseServerError, respond, respond_by_server
+from drafters.train.data.responses import (
+    ResponseServerError,
+    is_local,
+    respond,
+    respond_by_server,
+)
 from drafters.train.data.token_sequences import Text
 from drafters.train.target import FrozenTarget
 from tests.drafters.train.conftest import Serve
@@ -263,3 +268,15 @@ def test_a_caller_may_stop_early(serve: Serve) -> None:
     next(texts)
     texts.close()  # type: ignore[attr-defined]
     assert len(server.bodies) < 50
+
+
+@pytest.mark.parametrize(
+    ("url", "local"),
+    [
+        ("http://127.0.0.1:8000/v1", True), ("http://localhost:8000", True),
+        ("http://[::1]:8000/v1", True), ("https://api.example.org/v1", False),
+        ("http://10.0.0.7:8000", False),
+    ],
+)  # fmt: skip
+def test_only_this_machine_is_asked_past_a_proxy(url: str, local: bool) -> None:
+    assert is_local(url) is local

@@ -93,8 +93,6 @@ class ResponsesFormat(AnswerFormat):
 
     def event(self, item: Any, *, null_usage: bool = False) -> str:
         """The text of an event object; `response.incomplete` where vLLM completes a cut answer."""
-        if isinstance(item, str):
-            return item
         kind, data = item.type, item.model_dump_json(by_alias=True)
         if kind == "response.completed" and item.response.status == "incomplete":
             kind = "response.incomplete"

@@ -93,22 +93,33 @@ class TracingMiddleware:
             return
         headers = Headers(scope=scope)
         parent = {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
+        # An exception's message may quote the request.
         with self._tracer.start_as_current_span(
-            self._name(scope), _W3C.extract(parent), SpanKind.SERVER
+            self._name(scope),
+            _W3C.extract(parent),
+            SpanKind.SERVER,
+            record_exception=False,
+            set_status_on_exception=False,
         ) as span:
             carried: dict[str, str] = {}
             _W3C.inject(carried)
             set_trace_headers(carried)
 
+            def record_status(status: int) -> None:
+                span.set_attribute("http.response.status_code", status)
+                if status >= 500:
+                    span.set_status(Status(StatusCode.ERROR))
+
             async def send_and_record_status(message: Message) -> None:
                 if message["type"] == "http.response.start":
-                    span.set_attribute("http.response.status_code", message["status"])
-                    if message["status"] >= 500:
-                        span.set_status(Status(StatusCode.ERROR))
+                    record_status(message["status"])
                 await send(message)
 
             try:
                 await self.app(scope, receive, send_and_record_status)
+            except Exception:  # answered with a 500 further out (app/http/errors.py)
+                record_status(500)
+                raise
             finally:
                 self._describe(span, scope)
 

@@ -43,7 +43,8 @@ _LOG_CLIENT_MISTAKES = (
     "vllm.entrypoints.openai.chat_completion.serving",
     "vllm.entrypoints.openai.completion.serving",
     "vllm.entrypoints.openai.responses.serving",
-    "vllm.renderers.online_renderer",
+    "vllm.parser",
+    "vllm.renderers",
     "vllm.tool_parsers",
 )
 

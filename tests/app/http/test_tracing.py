@@ -94,6 +94,28 @@ def test_a_failure_is_marked_and_a_strange_method_is_not_quoted() -> None:
     assert (span.attributes or {})["http.request.method"] == "_OTHER"
 
 
+def test_an_unexpected_error_is_marked_and_not_quoted() -> None:
+    """Its message may quote the request."""
+    kept = InMemorySpanExporter()
+    provider = tracing.provider(kept)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        raise RuntimeError("cannot read MARKER")
+
+    async def nothing(*_: object) -> Message:
+        return {"type": "http.disconnect"}
+
+    traced = tracing.TracingMiddleware(app, provider, frozenset({PATH}), {}, "the-model")
+    scope = {"type": "http", "path": PATH, "method": "POST", "headers": []}
+    with pytest.raises(RuntimeError):
+        asyncio.run(RequestIdMiddleware(traced)(scope, nothing, nothing))
+    provider.shutdown()
+    [span] = kept.get_finished_spans()
+    assert not span.status.is_ok
+    assert (span.attributes or {})["http.response.status_code"] == 500
+    assert "MARKER" not in span.to_json()
+
+
 def test_names_are_those_of_the_conventions() -> None:
     from opentelemetry.semconv._incubating.attributes import gen_ai_attributes as names
     from opentelemetry.semconv.attributes import http_attributes, url_attributes

@@ -34,23 +34,11 @@ from drafters.vllm.scheduling.step_output import WorkerStepOutput, attach_plan, 
 from drafters.vllm.scheduling.step_recorder import StepRecorder, keeps_drafts, load_of
 
 
-class _AnyK:
-    """Replaces vLLM's table from batch size to K, whose values the policy overrules. With a table,
-    vLLM does not pad a request's first decode step to the width of a CUDA graph for one K, by
-    drafts that do not exist (v1/core/sched/scheduler.py, pad_spec_decode)."""
-
-    def __init__(self, k: int) -> None:
-        self._k = k
-
-    def __getitem__(self, batch: int) -> int:
-        return self._k
-
-
 class DraftingScheduler(Scheduler):
     """vLLM's scheduler with a policy that chooses K, once for all ranks: the SchedulerOutput takes
     it to the workers."""
 
-    vllm_config: Any  # a copy of vLLM's, in which K is the one that a step is charged for
+    vllm_config: Any  # a copy of vLLM's, with the K that slots are reserved for
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -60,7 +48,10 @@ class DraftingScheduler(Scheduler):
         looks_up_here = not self.use_v2_model_runner
         lookup_k = config.lookup_k(self.num_spec_tokens) if looks_up_here else 0
         if self.num_spec_tokens:
-            self.dynamic_sd_lookup = _AnyK(k_max)
+            # vLLM's table from batch size to K, whose values the policy overrules. With a table,
+            # vLLM does not pad a request's first decode step to the width of a CUDA graph for one
+            # K, by drafts that do not exist (v1/core/sched/scheduler.py, pad_spec_decode).
+            self.dynamic_sd_lookup = [k_max] * (self.max_num_running_reqs + 1)
         speculation = self.vllm_config.speculative_config
         ours = chooses_k(speculation)
         # On V1, drafts come with a step's output, and are not asked for (patches.py). On V2, they
@@ -90,7 +81,7 @@ class DraftingScheduler(Scheduler):
         )
         # Slots behind a step that drafts need at the largest K: none for lookups.
         self._lookahead: int = self.vllm_config.num_lookahead_tokens
-        self._charged = k_max  # K for whose slots a step's requests are charged: the latest choice
+        self._reserved_k = k_max  # the latest choice of K: slots are reserved for so many drafts
         if ours and self.num_spec_tokens:
             # vLLM reads K from here for that, at every step.
             self.vllm_config = copy(self.vllm_config)
@@ -131,7 +122,7 @@ class DraftingScheduler(Scheduler):
         begun = perf_counter()
         if self._ours:
             self.num_lookahead_tokens = min(self.k_policy.k_limit, self._lookahead)
-            self.vllm_config.speculative_config.num_speculative_tokens = max(1, self._charged)
+            self.vllm_config.speculative_config.num_speculative_tokens = max(1, self._reserved_k)
         scheduled = super().schedule(throttle_prefills)
         if scheduled.total_num_scheduled_tokens:
             scheduled.num_invalid_spec_tokens = self._beyond_limits(scheduled)
@@ -168,7 +159,7 @@ class DraftingScheduler(Scheduler):
             k = min(k, *(graph for graph in captured_ks(k_max) if graph >= most))
         if load.drafts_off:
             k = 0  # nobody is drafted for, nor will be: on V1 the head reads no prompt of the step
-        self._charged = k
+        self._reserved_k = k
         scheduled.num_spec_tokens_to_schedule = self._fitting(scheduled, k)
         attach_plan(scheduled, self.k_policy.plan())
 

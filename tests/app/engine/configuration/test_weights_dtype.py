@@ -75,7 +75,7 @@ def test_products_that_waited_for_a_core_do_not_decide(tmp_path: Path) -> None:
         ({"architecture": "x86_64", "avx512_bf16": True}, "bfloat16", True),
         ({"architecture": "x86_64", "avx512_bf16": True}, "float16", False),
         ({"architecture": "x86_64", "amx_bf16": True}, "bfloat16", True),
-        ({"architecture": "aarch64"}, "bfloat16", True),
+        ({"architecture": "arm64"}, "bfloat16", True),
     ],
 )
 def test_a_type_that_the_processor_lacks_is_not_measured(

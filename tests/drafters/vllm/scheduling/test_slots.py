@@ -83,7 +83,7 @@ def test_a_larger_k_is_cut_to_what_fits_behind_a_full_step(v2: bool) -> None:
     full = scheduler.schedule()
     assert full.total_num_scheduled_tokens == BUDGET  # as at K = 0
     assert full.num_spec_tokens_to_schedule == 1  # which needs no slots
-    assert scheduler._charged == K_MAX
+    assert scheduler._reserved_k == K_MAX
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.config import ModelConfig, VllmConfig, set_current_vllm_config
+from vllm.transformers_utils.config import iter_rope_parameters
 from vllm.v1.attention.backend import AttentionBackend
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.attention.selector import get_attn_backend
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 # Attention backends for a P-EAGLE head on V2 where vLLM's own choice does not do, the faster first.
 _OF_ANY_LENGTH = (AttentionBackendEnum.FLASH_ATTN, AttentionBackendEnum.TRITON_ATTN)
 _ONE_LENGTH = "Mamba or short-convolution layers of a target"
+# Kinds of rotary embeddings whose tables vLLM makes as long as their own configuration says
+# (vllm/model_executor/layers/rotary_embedding/__init__.py).
+_YARN = ("yarn", "deepseek_yarn", "deepseek_llama_scaling")
 _TAPS = "eagle_aux_hidden_state_layer_ids"
 
 
@@ -78,6 +82,18 @@ def longest_text(head: torch.nn.Module) -> int:
     return min((len(table) for table in tables if table is not None), default=sys.maxsize)
 
 
+def _yarn_positions(head: Any) -> int:
+    """The positions that YaRN gives a head by its configuration, `sys.maxsize` without YaRN."""
+    return min(
+        (
+            int(rope["original_max_position_embeddings"] * rope["factor"])
+            for rope in iter_rope_parameters(head)
+            if rope.get("rope_type") in _YARN
+        ),
+        default=sys.maxsize,
+    )
+
+
 def refuse(config: VllmConfig) -> None:
     """Check that this project's drafter can draft beside the other options of a configuration.
     Raises NotImplementedError, which names those that it cannot. A configuration without a drafter
@@ -133,6 +149,9 @@ def refuse(config: VllmConfig) -> None:
             config.scheduler_config.max_num_seqs > MOST_REQUESTS
         ),
         _ONE_LENGTH: _is_captured_at_one_length(model),
+        "texts beyond the positions of a head with YaRN (max_model_len)": (
+            _yarn_positions(head) < model.max_model_len
+        ),
     }
     if named := _asked(only_v1):
         raise NotImplementedError(

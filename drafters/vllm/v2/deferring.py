@@ -25,7 +25,7 @@ from vllm.v1.worker.utils import AttentionGroup
 from drafters.config import MAX_DEFERRED_STEPS
 from drafters.ops import inputs_triton
 from drafters.ops.inputs_triton import FIELDS
-from drafters.vllm.own_drafter import longest_text, refuse
+from drafters.vllm.own_drafter import refuse
 from drafters.vllm.path_selector import ServedSelector
 from drafters.vllm.v2.draft_sampling import DeviceDraftSampling
 from drafters.vllm.v2.graphs import drafted
@@ -85,15 +85,8 @@ class DeferringSpeculator(DraftModelSpeculator):
     def load_draft_model(
         self, target_model: torch.nn.Module, target_attn_layer_names: set[str]
     ) -> torch.nn.Module:
-        """Load the head as vLLM does, and allocate what is kept before vLLM sizes the KV cache.
-        Raises NotImplementedError for a head that cannot read the target's longest texts: V1 stops
-        drafting there."""
+        """Load the head as vLLM does, and allocate what is kept before vLLM sizes the KV cache."""
         model = load_eagle_model(target_model, self.vllm_config)
-        if (longest := longest_text(model)) < self.max_model_len:
-            raise NotImplementedError(
-                f"the head's table of rotations has {longest} positions, texts up to "
-                f"{self.max_model_len}: set VLLM_USE_V2_MODEL_RUNNER=0, or a lower max_model_len"
-            )
         width = model.model.fc_input_size
         self._store = torch.zeros(
             (self.max_num_reqs * self.window, width), dtype=self.dtype, device=self.device

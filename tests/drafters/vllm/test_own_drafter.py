@@ -23,6 +23,7 @@ from drafters.config import LOOKUP_DRAFTER, DrafterConfig
 from drafters.model.checkpoint import save_head
 from drafters.model.config import HeadConfig
 from drafters.model.head import DraftHead
+from drafters.model.rope_scaling import RopeScaling
 from drafters.train.embedded import EMBEDDED
 from drafters.vllm import own_drafter
 from drafters.vllm.own_drafter import (
@@ -37,7 +38,7 @@ from drafters.vllm.own_drafter import (
 )
 from drafters.vllm.v1.parallel import ParallelDrafter
 from drafters.vllm.v1.sequential import SequentialDrafter
-from tests.drafters.vllm.scheduler_harness import configuration
+from tests.drafters.vllm.scheduler_harness import LONGEST, configuration
 
 V2 = "VLLM_USE_V2_MODEL_RUNNER"
 
@@ -159,6 +160,11 @@ def test_a_target_without_a_drafter_of_ours_is_not_asked(p_eagle: VllmConfig) ->
         ({"layer_types": ("sliding_attention",), "sliding_window": 8}, "sliding-window layers"),
         ({"layer_types": ("full_attention",)}, None),
         ({"max_position_embeddings": 32}, None),
+        (
+            {"rope_scaling": RopeScaling("yarn", 4.0, LONGEST // 8)},
+            "texts beyond the positions of a head with YaRN",
+        ),
+        ({"rope_scaling": RopeScaling("yarn", 4.0, LONGEST // 4)}, None),
     ],
 )
 def test_heads_of_shapes_that_only_v1_runs_are_refused_on_v2(

@@ -44,10 +44,10 @@ class _Forking(threading.local):
 _forking = _Forking()
 
 
-def request_death_signal() -> None:
-    """Ask the kernel to kill this process when the thread that made it ends. Call it in the main
-    thread: the request is the calling thread's."""
-    if _prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+def request_death_signal(number: int = signal.SIGKILL) -> None:
+    """Ask the kernel for a signal to this process when the thread that made it ends. Call it in the
+    main thread: the request is the calling thread's."""
+    if _prctl(PR_SET_PDEATHSIG, number, 0, 0, 0) != 0:
         error = ctypes.get_errno()
         raise OSError(error, f"prctl(PR_SET_PDEATHSIG): {os.strerror(error)}")
 

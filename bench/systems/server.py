@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import socket
@@ -11,11 +10,13 @@ import subprocess
 import time
 import urllib.request
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Self
 
+from drafters.parent_death import request_death_signal
+
 START_S, STOP_S, POLL_S = 900.0, 40.0, 0.25
-_SET_DEATH_SIGNAL = 1  # prctl(2), PR_SET_PDEATHSIG
 
 
 class ServerError(RuntimeError):
@@ -41,7 +42,9 @@ class Server:
                 # A process group, not a session: Linux divides a CPU between sessions (autogroups),
                 # and 6.18 lets this client wait for seconds while an engine spins in another one.
                 process_group=0,
-                preexec_fn=_end_with_parent,
+                # A killed bench leaves no engine behind. The signal comes when the *thread* that
+                # started the server ends; those of asyncio.to_thread last as long as the bench.
+                preexec_fn=partial(request_death_signal, signal.SIGTERM),
             )
 
     def wait(self, path: str, timeout_s: float = START_S) -> Self:
@@ -82,12 +85,3 @@ def free_port() -> int:
     with socket.socket() as opened:
         opened.bind(("127.0.0.1", 0))
         return int(opened.getsockname()[1])
-
-
-def _end_with_parent() -> None:
-    """End the server when the bench is killed (Linux), so that no engine is left behind.
-
-    The signal comes when the *thread* that started the server ends; the threads of
-    asyncio.to_thread last as long as the bench.
-    """
-    ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGTERM)

@@ -16,6 +16,7 @@ from pathlib import Path
 import httpx
 import psutil
 
+from drafters.parent_death import request_death_signal
 from tests.ports import reserved_port
 
 MODEL = "aerie-embedded"
@@ -84,16 +85,26 @@ class Gateway:
     ) -> Gateway:
         port = reserved_port()
         listen = ["--host", "127.0.0.1", "--port", str(port)]
+        options = [*listen, *(["--preset", preset] if preset else []), *args]
+        return cls.start(port, log, options, env or {})
+
+    @classmethod
+    def start(
+        cls, port: int, log: Path, args: Sequence[str], variables: Mapping[str, str]
+    ) -> Gateway:
+        """A gateway that listens on `port`, as its arguments or variables say. It ends with this
+        process, however that ends."""
         with log.open("wb") as out:
             process = subprocess.Popen(
-                [*command(), *listen, *(["--preset", preset] if preset else []), *args],
+                [*command(), *args],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
-                env=environment(env or {}),
+                env=environment(variables),
                 # Not a session: an engine that spins in another starves this one's processes for
                 # seconds (Linux 6.18, autogroups).
                 process_group=0,
+                preexec_fn=request_death_signal,
             )
         return cls(f"http://127.0.0.1:{port}", log, process, time.monotonic())
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import time
 from collections.abc import Iterator
 
 import httpx
@@ -13,7 +11,7 @@ import pytest
 from app.settings import REPOSITORY
 from tests.ports import reserved_port
 
-from .gateway import Gateway, command, environment
+from .gateway import Gateway
 from .wire import metric
 
 pytestmark = pytest.mark.slow
@@ -45,16 +43,7 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
         "SM_VLLM_PORT": str(port),
     }
     log = tmp_path_factory.mktemp("sagemaker") / "gateway.log"
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            command(),
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            env=environment(variables),
-            process_group=0,
-        )
-    started = Gateway(f"http://127.0.0.1:{port}", log, process, time.monotonic())
+    started = Gateway.start(port, log, [], variables)
     with started.serving() as gateway:
         yield gateway
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,6 +35,7 @@ PROSE = [REPOSITORY / page for page in ("README.md", "CONTRIBUTING.md", "SECURIT
     DOCS.rglob("*.md")
 )
 COLUMNS = 100
+HASH = re.compile(r"\b(?=[0-9a-f]*[a-f])(?=[a-f]*[0-9])[0-9a-f]{7,8}\b")  # with letters and digits
 FENCE = re.compile(r"^ {0,3}(`{3,}|~{3,})")
 LINK = re.compile(r"!?\[(?:[^\]\[]|\[[^\]]*\])*\]\(([^()\s]+)(?: \"[^\"]*\")?\)")
 # Words of prose -> the heading of the glossary that defines them.
@@ -245,3 +247,21 @@ WITHOUT_DRAFTS = re.compile(
 def test_no_page_switches_lookups_off_where_a_model_has_no_head(page: Path) -> None:
     """K = 0 means no drafts of any source; a model without a head drafts by lookup."""
     assert not WITHOUT_DRAFTS.search(page.read_text("utf-8"))
+
+
+def test_every_commit_that_a_figure_names_is_in_the_history() -> None:
+    """The fault: figures named commits that had been joined into one before they were published."""
+    shallow = subprocess.run(
+        ["git", "rev-parse", "--is-shallow-repository"],
+        cwd=REPOSITORY, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if shallow.stdout.strip() != "false":
+        pytest.skip("no git, or a clone without its history")
+    pages = (REPOSITORY / "bench" / "LOG.md", *(DOCS / "decisions").glob("*.md"))
+    named = {hash for page in pages for hash in HASH.findall(page.read_text("utf-8"))}
+    assert named
+    known = subprocess.run(
+        ["git", "cat-file", "--batch-check"],
+        cwd=REPOSITORY, input="\n".join(sorted(named)), capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert not [line for line in known.stdout.splitlines() if " commit " not in line]

@@ -112,7 +112,7 @@ MAP: dict[str, set[str]] = {
     | {"drafters.learning", "drafters.machine", "drafters.small_samples"}
     # The gateway patches vLLM anew for each engine that it configures, and reads what ended one.
     | {"drafters.vllm", "drafters.vllm.error_report", "drafters.vllm.own_drafter"},
-    "app.admission": BASE | POLICY,
+    "app.admission": BASE | POLICY | {"drafters.loopback"},
     "app.http": BASE | USAGE | {"app.admission", "app.declaration", "app.validation"},
     "app.http.body": {"app.errors", "app.settings"} | SIZED,
     "app.routes": BASE
@@ -145,7 +145,8 @@ MAP: dict[str, set[str]] = {
     "bench.load": {"drafters.parent_death", "drafters.small_samples"},
     "bench.workloads": {"bench.errors", "bench.load"}
     | {"drafters.train.data", "drafters.train.embedded"},
-    "bench.systems": {"bench.load", "bench.provenance", "bench.simulate.curve", *HEAD_CONFIG}
+    "bench.systems": {"bench.load", "bench.provenance", "bench.simulate.curve"}
+    | {"drafters.parent_death", *HEAD_CONFIG}
     | BASE
     | ENGINE
     | POLICY
@@ -174,6 +175,7 @@ MAP: dict[str, set[str]] = {
     "drafters.gguf_conversion": set(),
     "drafters.graph_sizes": set(),
     "drafters.log_records": set(),
+    "drafters.loopback": set(),
     "drafters.machine": set(),
     "drafters.markdown": set(),
     "drafters.ops": set(),
@@ -190,7 +192,7 @@ MAP: dict[str, set[str]] = {
     "drafters.model.rope_scaling": set(),
     **{layer: set() for layer in RUN},
     "drafters.train.target": {"drafters.packaged", "drafters.train.runtime"},
-    "drafters.train.data": {"drafters.tensor_files", "drafters.train.target"},
+    "drafters.train.data": {"drafters.loopback", "drafters.tensor_files", "drafters.train.target"},
     "drafters.train.optimisation": {"drafters.model", "drafters.train.data"}
     | {"drafters.train.target"}
     | HEAD_FILES
@@ -293,8 +295,9 @@ GUARDED = {
 
 # Layers that run anywhere: nothing outside the standard library.
 STANDARD_LIBRARY_ONLY = {
-    *("drafters.machine", "drafters.config", "drafters.control", "drafters.packaged"),
-    *("drafters.parent_death", "drafters.small_samples", "drafters.train.template_option"),
+    *("drafters.config", "drafters.control", "drafters.loopback", "drafters.machine"),
+    *("drafters.packaged", "drafters.parent_death", "drafters.small_samples"),
+    "drafters.train.template_option",
     *("drafters.vllm.error_report", "drafters.vllm.worker_bounds"),
     *HEAD_CONFIG,
     *LEARNER_PARENT,

@@ -18,6 +18,7 @@ from app.admission.tenants import Identity, Tenant
 from app.background import BackgroundTask
 from app.errors import ApiError
 from app.settings import Settings
+from drafters.loopback import is_loopback
 
 logger = logging.getLogger(__name__)
 
@@ -235,11 +236,3 @@ class AdmissionController:
         if self.load.kv_usage >= self.settings.max_kv_usage:
             return True
         return self.load.queued > self._slots() * EXTRA_SLOTS_SHARE
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

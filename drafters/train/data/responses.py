@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import email.utils
-import ipaddress
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
@@ -19,6 +18,7 @@ import httpx
 import torch
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
+from drafters.loopback import is_loopback
 from drafters.train.data.token_sequences import Text, groups_within
 from drafters.train.target import FrozenTarget
 
@@ -216,15 +216,6 @@ def _common(
     return body if model is None else {"model": model, **body}
 
 
-def is_local(url: str) -> bool:
-    """Whether a server's address is a loopback one."""
-    host = urlsplit(url).hostname or ""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 async def _arriving(
     url: str, headers: dict[str, str], bodies: Sequence[dict[str, Any]], concurrency: int
 ) -> AsyncIterator[tuple[int, list[int]]]:
@@ -235,7 +226,7 @@ async def _arriving(
     waiting = iter(enumerate(bodies))
     running: dict[asyncio.Task[list[int]], int] = {}
     # A proxy in the environment is for other machines: it must not see this one's key.
-    proxied = not is_local(url)
+    proxied = not is_loopback(urlsplit(url).hostname or "")
     async with httpx.AsyncClient(
         limits=limits, timeout=timeout, headers=headers, trust_env=proxied
     ) as client:

@@ -6,7 +6,7 @@
 
 A token finds its request by a binary search of `begin`. Each hidden state is read and written once:
 2 * taps * hidden elements per entered token in `enter`, 2 * hidden per token in `spread`, and 20
-bytes of integers; in `plan` 80 bytes per request and 8 per draft. drafters/vllm/v2 uses them.
+bytes of integers; in `plan` 72 bytes per request and 8 per draft. drafters/vllm/v2 uses them.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -77,7 +77,6 @@ def plan_kernel(
     tl.store(rows + 5 * padded, stop, mask=written)
     tl.store(rows + 6 * padded, newest, mask=written)
     tl.store(rows + 7 * padded, first, mask=written)
-    tl.store(rows + 8 * padded, first, mask=written)
     draft = tl.arange(0, DRAFTS)
     source = tl.where(here, first + end - start - 1 + draft, 0)
     tl.store(drafts + request * k + draft, source, mask=draft < tl.where(written, k, 0))
@@ -98,8 +97,7 @@ def enter_kernel(
     start = tl.load(rows + 2 * count + owner)
     scheduled = tl.load(rows + 3 * count + owner)
     end = tl.load(rows + 4 * count + owner)
-    offset = token - tl.load(rows + 7 * count + owner)
-    position = start + offset
+    position = start + token - tl.load(rows + 7 * count + owner)
     if tl.program_id(1) == 0:
         following = tl.load(tokens + slot * longest + position + 1, mask=position + 1 < end)
         newest = tl.load(rows + 6 * count + owner)
@@ -111,7 +109,6 @@ def enter_kernel(
         at = block.to(tl.int64) * block_size + position % block_size
         tl.store(slots + token, tl.where(inside, at, -1))
     if position < end:
-        entry = tl.load(rows + 8 * count + owner) + offset
         column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
         held = position < scheduled
         # Only one of store and step is read: the mask of the other has no columns.
@@ -123,7 +120,7 @@ def enter_kernel(
             state = early if tap < 3 else (state3 if tap == 3 else state4)
             old = tl.load(store + before + tap * hidden + column, mask=column < old_columns)
             new = tl.load(state + row + column, mask=column < new_columns)
-            target = gathered + (entry * TAPS + tap) * hidden + column
+            target = gathered + (token * TAPS + tap) * hidden + column
             tl.store(target, tl.where(held, old, new), mask=column < hidden)
 
 
@@ -136,11 +133,10 @@ def spread_kernel(
     owner = _owner(rows, count, token, STEPS)
     offset = token - tl.load(rows + 7 * count + owner)
     length = tl.load(rows + 4 * count + owner) - tl.load(rows + 2 * count + owner)
-    entry = tl.load(rows + 8 * count + owner) + offset
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     entered = offset < length
     own_columns, shared_columns = tl.where(entered, hidden, 0), tl.where(entered, 0, hidden)
-    own = tl.load(combined + entry * hidden + column, mask=column < own_columns)
+    own = tl.load(combined + token * hidden + column, mask=column < own_columns)
     other = tl.load(shared + column, mask=column < shared_columns)
     tl.store(out + token * hidden + column, tl.where(entered, own, other), mask=column < hidden)
 
@@ -195,7 +191,7 @@ def enter(
     ids: torch.Tensor,  # written, like the next three: int32 [tokens of the pass]
     positions: torch.Tensor,  # int64 [tokens of the pass]
     slots: torch.Tensor,  # int64 [tokens of the pass]
-    gathered: torch.Tensor,  # [entries, taps * hidden]
+    gathered: torch.Tensor,  # [tokens of the pass, taps * hidden], masked ones left as they are
 ) -> None:
     """Compute `reference.enter` into buffers that are exactly as long as the pass."""
     taps, hidden = len(states), states[0].shape[1]

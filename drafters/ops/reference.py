@@ -24,26 +24,6 @@ class Requests:
     stop: torch.Tensor  # keys and values of positions from here on are not stored
     newest: torch.Tensor  # the token at `end`
     begin: torch.Tensor  # its first token in the pass
-    entry: torch.Tensor  # first row of its entered tokens among the gathered hidden states
-
-
-def requests(
-    index: torch.Tensor,
-    slot: torch.Tensor,
-    start: torch.Tensor,
-    scheduled: torch.Tensor,
-    end: torch.Tensor,
-    k: torch.Tensor,
-    newest: torch.Tensor,
-) -> tuple[Requests, int, int]:
-    """The requests of a pass whose layout the host knows: `(requests, tokens of the pass, entered
-    tokens)`. The rows of entered tokens have no gaps between them."""
-    entered = end - start
-    lengths = entered + (k - 1).clamp(min=0)
-    begin, entry = lengths.cumsum(0) - lengths, entered.cumsum(0) - entered
-    stop = start + lengths
-    found = Requests(index, slot, start, scheduled, end, stop, newest, begin, entry)
-    return found, int(lengths.sum()), int(entered.sum())
 
 
 def plan(
@@ -93,28 +73,20 @@ def plan(
     begin = queries[:-1]
     padding = dict.fromkeys(found, none) | {"slot": none - 1}
     return (
-        Requests(
-            **{name: torch.cat([x, padding[name]]) for name, x in found.items()},
-            begin=begin,
-            entry=begin,
-        ),
+        Requests(**{name: torch.cat([x, padding[name]]) for name, x in found.items()}, begin=begin),
         queries.int(),
         torch.cat([length.where(inside, width), none]).int(),
         torch.cat([drafts, none.new_zeros(padded - count, k)]),
     )
 
 
-def owners(
-    found: Requests, count: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def owners(found: Requests, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """For each of `count` tokens, `[count]`: its request, its position, whether it is a masked
-    slot. Then the rows of the hidden states of those that are not masked."""
+    slot."""
     token = torch.arange(count, device=found.begin.device)
     owner = torch.searchsorted(found.begin, token, right=True) - 1
-    offset = token - found.begin[owner]
-    position = found.start[owner] + offset
-    masked = position >= found.end[owner]
-    return owner, position, masked, (found.entry[owner] + offset)[~masked]
+    position = found.start[owner] + token - found.begin[owner]
+    return owner, position, position >= found.end[owner]
 
 
 def enter(
@@ -126,16 +98,15 @@ def enter(
     starts: torch.Tensor,  # [batch + 1] int32, first row of each request in the step
     states: Sequence[torch.Tensor],  # taps of [rows of the step, hidden]
     store: torch.Tensor,  # [slots * window, taps * hidden], a ring for each slot
-    entries: int,
     block_size: int,
     window: int,
     mask_token: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """The inputs of a pass of `count` tokens: ids int32 `[count]`, positions and KV cache slots
-    int64 `[count]`, and the target's hidden states of entered tokens `[entries, taps * hidden]`,
-    zero in unused rows. The slot is -1 where nothing is stored. Positions are clamped to below
+    int64 `[count]`, and the target's hidden states of entered tokens `[count, taps * hidden]`,
+    zero in masked positions. The slot is -1 where nothing is stored. Positions are clamped to below
     `longest`; no `stop` may be above it."""
-    owner, position, masked, rows = owners(found, count)
+    owner, position, masked = owners(found, count)
     longest, index, slot = tokens.shape[1], found.index[owner], found.slot[owner]
     ids = tokens[slot, (position + 1).clamp(max=longest - 1)]
     ids = torch.where(position == found.end[owner] - 1, found.newest[owner].int(), ids)
@@ -147,8 +118,7 @@ def enter(
     row = (starts[index] + position - found.scheduled[owner]).masked_fill(held | masked, 0)
     kept = (slot * window + position % window).masked_fill(~held, 0)
     fresh = torch.cat([state[row] for state in states], dim=-1)
-    gathered = store.new_zeros((entries, store.shape[1]))
-    gathered[rows] = torch.where(held[:, None], store[kept], fresh)[~masked]
+    gathered = torch.where(held[:, None], store[kept], fresh).masked_fill(masked[:, None], 0)
     return ids, position.clamp(max=longest - 1), slots, gathered
 
 
@@ -156,8 +126,6 @@ def spread(
     found: Requests, combined: torch.Tensor, shared: torch.Tensor, count: int
 ) -> torch.Tensor:
     """The head's hidden states for `count` tokens, `[count, hidden]`: rows of `combined`
-    `[entries, hidden]` for entered tokens, `shared` `[hidden]` in masked positions."""
-    _, _, masked, rows = owners(found, count)
-    out = shared.expand(count, -1).clone()
-    out[~masked] = combined[rows]
-    return out
+    `[count, hidden]` for entered tokens, `shared` `[hidden]` in masked positions."""
+    _, _, masked = owners(found, count)
+    return torch.where(masked[:, None], shared, combined)

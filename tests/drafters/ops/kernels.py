@@ -26,13 +26,19 @@ def states(rows: int, width: int, seed: int) -> torch.Tensor:
     return torch.randperm(rows * width, generator=random).view(rows, width).float() + 1
 
 
+def requests(rows: Rows) -> tuple[reference.Requests, int]:
+    """The requests of a layout, and the tokens of its pass."""
+    names = ("index", "slot", "start", "scheduled", "end", "newest")
+    given = {name: torch.from_numpy(getattr(rows, name)) for name in names}
+    lengths = torch.from_numpy(rows.end - rows.start + np.maximum(rows.k - 1, 0))
+    begin, stop = lengths.cumsum(0) - lengths, given["start"] + lengths
+    return reference.Requests(**given, stop=stop, begin=begin), int(lengths.sum())
+
+
 def both(rows: Rows, given: dict[str, Any], taps: int, hidden: int) -> tuple[Any, Any, Any]:
     """Kernel, reference, and layout with what drafter.py gathers by it."""
     layout = lay_out(rows, **given)
-    names = ("index", "slot", "start", "scheduled", "end", "k", "newest")
-    found, count, entered = reference.requests(
-        *(torch.from_numpy(getattr(rows, name)) for name in names)
-    )
+    found, count = requests(rows)
     step = [states(int(given["starts"][-1]), hidden, tap) for tap in range(taps)]
     store = -states((int(rows.slot.max()) + 1) * given["window"], taps * hidden, 9) - 1
     arguments = {
@@ -42,12 +48,12 @@ def both(rows: Rows, given: dict[str, Any], taps: int, hidden: int) -> tuple[Any
     by_slot = torch.zeros((int(rows.slot.max()) + 1, given["tokens"].shape[1]), dtype=torch.int32)
     by_slot[rows.slot] = arguments["tokens"][rows.index]
     arguments["tokens"] = by_slot
-    expected = reference.enter(found, count, states=step, store=store, entries=entered, **arguments)
+    expected = reference.enter(found, count, states=step, store=store, **arguments)
     out = (
         torch.full((count,), -7, dtype=torch.int32, device=DEVICE),
         torch.full((count,), -7, device=DEVICE),
         torch.full((count,), -7, device=DEVICE),
-        torch.full((entered, taps * hidden), torch.nan, device=DEVICE),
+        torch.zeros((count, taps * hidden), device=DEVICE),
     )
     moved = {
         name: value.to(DEVICE) if isinstance(value, torch.Tensor) else value
@@ -58,18 +64,16 @@ def both(rows: Rows, given: dict[str, Any], taps: int, hidden: int) -> tuple[Any
         packed, states=[state.to(DEVICE) for state in step], store=store.to(DEVICE),
         **dict(zip(("ids", "positions", "slots", "gathered"), out, strict=True)), **moved,
     )  # fmt: skip
-    gathered = torch.full((count, taps * hidden), torch.nan)
+    gathered = torch.zeros(count, taps * hidden)
     gathered[layout.fresh] = torch.cat([state[layout.fresh_from] for state in step], dim=-1)
     gathered[layout.held] = store[layout.held_from]
-    kept = np.setdiff1d(np.arange(count), layout.masked)
-    planned = (layout.ids, layout.positions, layout.slots, gathered[kept])
+    planned = (layout.ids, layout.positions, layout.slots, gathered)
 
     combined = expected[3][:, :hidden].contiguous()
     shared = torch.full((hidden,), 0.5)
     spread = torch.full((count, hidden), torch.nan, device=DEVICE)
     inputs_triton.spread(packed, combined.to(DEVICE), shared.to(DEVICE), spread)
-    final = torch.empty(count, hidden)
-    final[kept] = combined
+    final = combined.clone()
     final[layout.masked] = shared
     return (
         [*(x.cpu() for x in out), spread.cpu()],
@@ -108,14 +112,13 @@ def test_a_wide_state_is_copied_whole() -> None:
             assert torch.equal(one, other)
 
 
-def test_rows_with_gaps_and_positions_that_are_not_kept() -> None:
-    """Catches: what the V2 runner asks beyond a layout: hidden states with gaps where tokens are
-    masked, a request without a place in the KV cache, one whose last tokens have none."""
+def test_positions_that_are_not_kept() -> None:
+    """Catches: what the V2 runner asks beyond a layout: a request without a place in the KV cache,
+    one whose last tokens have none."""
     longest, taps, hidden, window = 12, 2, 5, 4
     fields = {
         "index": [0, 1, 2], "slot": [5, 0, 3], "start": [2, 4, 8], "scheduled": [4, 4, 9],
         "end": [6, 7, 11], "stop": [8, 0, 12], "newest": [70, 71, 72], "begin": [0, 7, 12],
-        "entry": [0, 7, 12],
     }  # fmt: skip
     count = 18  # 7, 5 and 6 tokens: of 4, 3 and 3 entered ones the others are masked
     found = reference.Requests(**{name: torch.tensor(fields[name]) for name in fields})
@@ -127,7 +130,7 @@ def test_rows_with_gaps_and_positions_that_are_not_kept() -> None:
         "states": step, "store": -states(6 * window, taps * hidden, 9) - 1,
         "block_size": 4, "window": window, "mask_token": 3,
     }  # fmt: skip
-    expected = reference.enter(found, count, entries=count, **given)
+    expected = reference.enter(found, count, **given)
     assert expected[1].max() == longest - 1
     assert expected[2].lt(0).tolist() == [False] * 6 + [True] * 6 + [False] * 4 + [True] * 2
     assert expected[3][4:7].eq(0).all() and expected[3][7:10].ne(0).all()

@@ -50,12 +50,18 @@ _COMPILERS = ("triton.compiler.", "triton.backends.", "flashinfer.jit", "torch.u
 _AFTER_LOADING = {
     *("_initialize_kv_caches", "determine_available_memory", "initialize_from_config"),
     *("compile_or_warm_up_model", "execute_model", "sample_tokens", "run_busy_loop"),
+    "monitor_workers",  # of vLLM's executor, which begins once all workers have loaded
 }
 # The context does not fit into the KV cache (vllm/v1/core/kv_cache_utils.py).
 _CAPACITY = {"check_enough_kv_cache_memory", "_check_enough_kv_cache_memory"}
 _OUT_OF_MEMORY = re.compile(r"out of memory", re.IGNORECASE)
 _ENDED = "Engine core initialization failed"  # vllm/v1/engine/utils.py
-_KILLED = re.compile(r"Failed core proc\(s\): \{[^}]*: -9\b")  # exit code of SIGKILL
+# -9 is the exit code of SIGKILL: of the engine core, and of a worker that had loaded. Of a worker
+# vLLM says None if it looks too soon; that may be a crash, after which another path may work.
+_KILLED = re.compile(r"Failed core proc\(s\): \{[^}]*: -9\b|\(exit code: -9\)")
+# What the engine core raises when a worker ended before it had loaded. It comes first only where
+# the worker reported nothing (vllm/v1/executor/multiproc_executor.py).
+_WORKER_ENDED = "WorkerProc initialization failed"
 
 
 class StartFailureError(StartupError):
@@ -113,9 +119,11 @@ class EngineErrors:
 
 def start_failure(error: Exception, report: ErrorReport | None) -> StartupError:
     """The failure of a start that raised `error` in the gateway, where the engine's processes left
-    `report`."""
-    known = isinstance(error, StartFailureError) and error.reason != "ended"
+    `report`. That an engine ended or hangs is what the report explains."""
+    known = isinstance(error, StartFailureError) and error.reason not in ("ended", "hung")
     if report is not None and not known:
+        if (killed := _killed(report.message)) is not None:
+            return killed
         blame = blame_of(report)
         message = report.message
         if blame is Blame.HEAD:
@@ -124,12 +132,24 @@ def start_failure(error: Exception, report: ErrorReport | None) -> StartupError:
     if isinstance(error, StartupError):
         return error
     text = str(error).strip() or type(error).__name__
-    if _KILLED.search(text):
-        text = f"the engine was killed, most likely for want of this machine's memory: {text}"
-        return StartFailureError(text, Blame.TARGET, "ended")
+    if (killed := _killed(text)) is not None:
+        return killed
     if _ENDED in text:
         return StartFailureError(text, Blame.RUNNER, "ended")
     return StartupError(text if len(text) <= MAX_MESSAGE else f"{text[:MAX_MESSAGE]} ...")
+
+
+def _killed(text: str) -> StartFailureError | None:
+    """The failure of an engine of which a process was killed, as `text` says; None if it does not.
+    The kernel's out-of-memory killer did it, most likely: no path works."""
+    if _KILLED.search(text):
+        end = "the engine was killed"
+    elif _WORKER_ENDED in text:
+        end = "a worker of the engine ended without a message, killed"
+    else:
+        return None
+    message = f"{end}, most likely for want of this machine's memory: {text}"
+    return StartFailureError(message, Blame.TARGET, "ended")
 
 
 def blame_of(report: ErrorReport) -> Blame:
@@ -149,6 +169,8 @@ def blame_of(report: ErrorReport) -> Blame:
 
 def reason_of(report: ErrorReport, blame: Blame) -> str:
     """The kind of an error, one of REASONS."""
+    if not report.types:  # a worker that crashed
+        return "ended"
     if _is_out_of_memory(report):
         return "memory"
     modules = {module for module, _ in report.frames}

@@ -1,8 +1,9 @@
 """Reports of what ended a process of the engine, for the gateway that started it.
 
 vLLM logs the exception in the process where it arose; its parent learns that a process ended, and
-no reason. The filter below writes those exceptions into a file that the gateway names in the
-environment. Standard library only: the gateway reads the file before vllm is imported.
+no reason. The filter below writes those exceptions, and the end of a worker that was killed, into a
+file that the gateway names in the environment. Standard library only: the gateway reads the file
+before vllm is imported.
 """
 
 from __future__ import annotations
@@ -22,15 +23,19 @@ FILE = "DRAFTERS_ENGINE_ERRORS"  # variable with the file that reports are appen
 LOGGERS = ("vllm.v1.engine.core", "vllm.v1.executor.multiproc_executor")
 # What the engine core logs when a call to it or a request failed, and it goes on.
 SURVIVED = ("Invocation of %s method failed", "Unexpected error pre-processing request %s")
+# What the engine core logs when a worker has ended, without an exception: the worker was killed, or
+# crashed. What the core raises next, "cancelled", says nothing of it.
+WORKER_DIED = "Worker proc %s died unexpectedly (exit code: %s), shutting down executor."
 MAX_MESSAGE = 2000  # characters
 
 
 @dataclass(frozen=True)
 class ErrorReport:
-    """An exception that vLLM logged in a process of the engine.
+    """An exception that vLLM logged in a process of the engine, or the end of a worker.
 
     `types` has the exception's class and its bases, `frames` the module and function of each frame
-    that it and its causes passed, outermost first. `survived` is whether the engine core went on.
+    that it and its causes passed, outermost first. For the end of a worker `types` is empty, and
+    `frames` has the function that noticed. `survived` is whether the engine core went on.
     """
 
     types: tuple[str, ...]
@@ -52,14 +57,19 @@ class ErrorReport:
             survived,
         )
 
+    @classmethod
+    def of_ended_worker(cls, record: logging.LogRecord) -> ErrorReport:
+        """The report of a worker's end, as the engine core logged it."""
+        return cls((), record.getMessage()[:MAX_MESSAGE], ((record.name, record.funcName or "?"),))
+
     def line(self) -> str:
         """The report as one line of JSON."""
         return json.dumps(asdict(self))
 
 
 class ErrorReports(logging.Filter):
-    """Appends the exceptions that vLLM logs in a process of the engine to the gateway's file, and
-    lets every record pass.
+    """Appends what vLLM logs in a process of the engine to the gateway's file, if it may end the
+    engine: exceptions, and the end of a worker. Every record passes.
 
     No handler: vLLM configures its loggers anew with each configuration and in each process
     (vllm/logger.py, configure_logging), which takes away their handlers and leaves their filters. A
@@ -67,15 +77,32 @@ class ErrorReports(logging.Filter):
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Append the record's exception; nothing in the gateway's own process."""
-        file, error = os.environ.get(FILE), record.exc_info and record.exc_info[1]
-        is_of_engine = multiprocessing.parent_process() is not None
-        if file and error is not None and is_of_engine and record.levelno >= logging.ERROR:
-            report = ErrorReport.of(error, survived=record.msg in SURVIVED)
-            # On a full disk the log still has it.
-            with suppress(OSError), open(file, "a", encoding="utf-8") as reports:
-                reports.write(report.line() + "\n")
+        """Append the record's report; nothing in the gateway's own process."""
+        file, is_of_engine = os.environ.get(FILE), multiprocessing.parent_process() is not None
+        if file and is_of_engine and (report := _report_of(record)) is not None:
+            with suppress(OSError):  # on a full disk the log still has it
+                _append(file, report.line() + "\n")
         return True
+
+
+def _report_of(record: logging.LogRecord) -> ErrorReport | None:
+    """The report of a record; None if it does not tell of what may end the engine."""
+    error = record.exc_info and record.exc_info[1]
+    if record.levelno < logging.ERROR:
+        return None
+    if error is not None:
+        return ErrorReport.of(error, survived=record.msg in SURVIVED)
+    return ErrorReport.of_ended_worker(record) if record.msg == WORKER_DIED else None
+
+
+def _append(file: str, line: str) -> None:
+    """Append a line with one call of the system: workers report at the same time, and a buffer
+    would write a line of more than 8 KiB in parts, with another worker's between them."""
+    handle = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        os.write(handle, line.encode())
+    finally:
+        os.close(handle)
 
 
 def install() -> None:
@@ -108,14 +135,14 @@ def fatal_report(file: Path) -> ErrorReport | None:
 
 def _reports(file: Path) -> Iterator[ErrorReport]:
     try:
-        lines = file.read_text("utf-8").splitlines()
-    except (OSError, ValueError):
+        lines = file.read_text("utf-8", "replace").splitlines()
+    except OSError:
         return
     for line in lines:
         try:
             fields = json.loads(line)
-        except ValueError:  # torn by the process's end
-            return
+        except ValueError:  # cut off by a full disk
+            continue
         frames = tuple((module, function) for module, function in fields["frames"])
         yield ErrorReport(tuple(fields["types"]), fields["message"], frames, fields["survived"])
 

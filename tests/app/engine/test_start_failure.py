@@ -33,6 +33,7 @@ V1_HEAD = ("vllm.v1.spec_decode.llm_base_proposer", "load_model")
 V2_HEAD = ("vllm.v1.worker.gpu.spec_decode.eagle.utils", "load_eagle_model")
 CAPTURE = (*CACHES, ("vllm.v1.worker.gpu_worker", "compile_or_warm_up_model"))
 STEP = (("vllm.v1.engine.core", "run_busy_loop"), ("vllm.v1.worker.gpu_worker", "execute_model"))
+WATCH = (("vllm.v1.executor.multiproc_executor", "monitor_workers"),)
 OOM = ("torch.OutOfMemoryError", "builtins.RuntimeError")
 VALUE, RUNTIME = ("builtins.ValueError",), ("builtins.RuntimeError",)
 
@@ -123,6 +124,33 @@ def test_an_engine_that_the_kernel_killed_is_not_started_again() -> None:
     assert "memory" in str(failure)
 
 
+@pytest.mark.parametrize(
+    ("report", "blame"),
+    [
+        # Killed after it had loaded, before, and crashed.
+        (ErrorReport((), "Worker proc VllmWorker-1 died (exit code: -9)", WATCH), Blame.TARGET),
+        (
+            ErrorReport(
+                ("builtins.Exception",),
+                "Exception: WorkerProc initialization failed due to an exception",
+                (*CORE, ("vllm.v1.executor.multiproc_executor", "wait_for_ready")),
+            ),
+            Blame.TARGET,
+        ),
+        (ErrorReport((), "Worker proc VllmWorker-1 died (exit code: -11)", WATCH), Blame.RUNNER),
+    ],
+)
+def test_a_worker_that_was_killed_is_told_as_an_engine_that_was(
+    report: ErrorReport, blame: Blame
+) -> None:
+    """The fault: "RuntimeError: cancelled", and two more engines started for the same end."""
+    failure = start_failure(HIDDEN, report)
+    assert isinstance(failure, StartFailureError)
+    assert (failure.blame, failure.reason) == (blame, "ended")
+    assert ("memory" in str(failure)) == (blame is Blame.TARGET)
+    assert report.message in str(failure)
+
+
 def test_what_the_gateway_found_out_itself_stays() -> None:
     report = ErrorReport(RUNTIME, "RuntimeError: shutting down", STEP)
     found = StartFailureError("not finite", Blame.DRAFTS, "non_finite")
@@ -132,6 +160,9 @@ def test_what_the_gateway_found_out_itself_stays() -> None:
     died = StartFailureError("the engine died while it warmed up", Blame.RUNNER, "ended")
     assert start_failure(died, None) is died
     assert str(start_failure(died, report)) == "RuntimeError: shutting down"
+    hung = StartFailureError("the engine did not load", Blame.RUNNER, "hung")
+    assert start_failure(hung, None) is hung
+    assert str(start_failure(hung, report)) == "RuntimeError: shutting down"
     other = start_failure(ConnectionError(), None)
     assert type(other) is StartupError and str(other) == "ConnectionError"
 

@@ -6,11 +6,16 @@ import logging
 import multiprocessing
 import os
 import re
+import signal
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from vllm.config.logging import LoggingConfig
 from vllm.logger import configure_logging
+from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
 from drafters.vllm import error_report
 from drafters.vllm.error_report import (
@@ -18,6 +23,7 @@ from drafters.vllm.error_report import (
     LOGGERS,
     SURVIVED,
     ErrorReport,
+    ErrorReports,
     fatal_report,
     first_report,
     install,
@@ -65,7 +71,7 @@ def _configure_and_fail(name: str) -> None:
 
 def test_they_outlive_vllms_configuration_of_its_loggers(file: Path) -> None:
     """vLLM configures them with every engine's configuration, and again in each process. A process
-    that is forked, as on a GPU, loads no plugins: the fault was that nothing came from there."""
+    that is forked loads no plugins: the fault was that nothing came from there."""
     configure_logging(LoggingConfig())
     process = multiprocessing.get_context("fork").Process(
         target=_configure_and_fail, args=(LOGGERS[0],)
@@ -124,12 +130,74 @@ def test_what_the_engine_survived_did_not_end_it(
     assert first.message == ("ValueError: head 0" if calls else message), "a start ends with it"
 
 
+class _Executor:
+    """What vLLM's watch of its workers needs of an executor, whose one worker is killed."""
+
+    is_failed, failure_callback = False, None
+
+    def __init__(self) -> None:
+        kill = partial(signal.raise_signal, signal.SIGKILL)
+        worker = multiprocessing.get_context("fork").Process(target=kill, name="VllmWorker-1")
+        worker.start()
+        worker.join()  # its sentinel is ready a moment before its exit code is known
+        self.workers = [SimpleNamespace(proc=worker)]
+
+    def shutdown(self) -> None:
+        """As the engine core, whose wait for the worker that is cut off."""
+        try:
+            raise RuntimeError("cancelled")
+        except RuntimeError:
+            logging.getLogger(LOGGERS[0]).exception("EngineCore encountered a fatal error.")
+
+
+def _lose_a_worker() -> None:
+    executor = cast("MultiprocExecutor", _Executor())
+    MultiprocExecutor.start_worker_monitor(executor, inline=True)
+
+
+def test_a_worker_that_was_killed_is_what_ended_the_engine(file: Path) -> None:
+    """The fault: "RuntimeError: cancelled", which its end raises in the engine core. The monitor is
+    vLLM's own, and logs no exception."""
+    process = multiprocessing.get_context("fork").Process(target=_lose_a_worker)
+    process.start()
+    process.join()
+    report = fatal_report(file)
+    assert report is not None and report == first_report(file)
+    assert "VllmWorker-1 died unexpectedly (exit code: -9)" in report.message
+    assert not report.types
+    assert report.frames == ((LOGGERS[1], "monitor_workers"),)
+
+
+def test_workers_that_report_at_once_do_not_tear_each_others_lines(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches: a report of many frames that is written in parts, and another one between them."""
+    writes = list[int]()
+    write = os.write
+
+    def count(handle: int, data: bytes) -> int:
+        writes.append(len(data))
+        return write(handle, data)
+
+    monkeypatch.setattr(os, "write", count)
+    monkeypatch.setattr(multiprocessing, "parent_process", lambda: object())
+    report = ErrorReport(("T",), "m", (("module", "function"),) * 4000)
+    monkeypatch.setattr(ErrorReport, "of", lambda *_, **__: report)
+    error = RuntimeError("fault")
+    info = (RuntimeError, error, None)
+    ErrorReports().filter(logging.LogRecord("a", logging.ERROR, "", 0, "", None, info))
+    assert writes == [len(report.line()) + 1]
+    assert first_report(file) == report
+
+
 def test_a_torn_report_is_none(file: Path) -> None:
     line = ErrorReport.of(RuntimeError("fault")).line()
     file.write_text(f"{line}\n{line[:20]}")
     assert fatal_report(file) == first_report(file) == ErrorReport.of(RuntimeError("fault"))
     file.write_text(line[:20])
     assert fatal_report(file) is first_report(file) is None
+    file.write_text(f"{line[:20]}\n{line}\n")
+    assert fatal_report(file) == first_report(file) == ErrorReport.of(RuntimeError("fault"))
 
 
 def test_vllm_logs_what_ends_a_process_with_these_loggers() -> None:

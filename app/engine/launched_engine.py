@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
 
 SHUTDOWN_TIMEOUT_S = 10.0
 WATCH_INTERVAL_S = 0.2
+# An engine whose worker failed ends soon, or never: the engine core waits for its first worker,
+# which waits for the one that failed. How long it may take, while it loads and while it serves.
+FAILED_LOAD_S, FAILED_STEP_S = 30.0, 10.0
 DIED, HUNG = "died", "hung"
 
 
@@ -67,13 +72,14 @@ class LaunchedEngine:
     ) -> None:
         """Start the processes and load the model (app/engine/launch.py).
 
-        Raises StartFailureError if that takes longer than `timeout_s`, and whatever vLLM raises.
+        Raises StartFailureError if that takes longer than `timeout_s`, or goes on after a process
+        has reported an error, and whatever vLLM raises.
         """
         self._launching = True
         try:
             loop = asyncio.get_running_loop()
             launching = loop.run_in_executor(self._launcher, launch, settings, load, path, wish)
-            await asyncio.wait({launching}, timeout=timeout_s)
+            await self._wait_for(launching, math.inf if timeout_s is None else timeout_s)
             hung = not launching.done()
             # That thread waits for its processes: end them, and it ends.
             while not launching.done():
@@ -84,11 +90,20 @@ class LaunchedEngine:
             except Exception as error:
                 if not hung:
                     raise
-                message = f"the engine did not load within {timeout_s:g} s"
+                limit = f" within {timeout_s:g} s" if timeout_s is not None else ""
+                message = f"the engine did not load{limit}"
                 raise StartFailureError(message, Blame.RUNNER, HUNG) from error
             self._cleanup = ProcessCleanup(self.llm.processes)
         finally:
             self._launching = False
+
+    async def _wait_for(self, launching: asyncio.Future[Any], timeout_s: float) -> None:
+        """Wait until a launch has ended, for `timeout_s`, or for FAILED_LOAD_S after an error."""
+        deadline, failed = time.monotonic() + timeout_s, False
+        while not launching.done() and time.monotonic() < deadline:
+            await asyncio.wait({launching}, timeout=WATCH_INTERVAL_S)
+            if not failed and self._errors.first() is not None:
+                failed, deadline = True, min(deadline, time.monotonic() + FAILED_LOAD_S)
 
     def _started(self) -> set[int]:
         return started_processes() - self._running
@@ -101,14 +116,18 @@ class LaunchedEngine:
     async def end_of(self, hang_timeout_s: float, stopping: asyncio.Event) -> str:
         """Wait until it has ended or is `stopping`, which returns DIED, or hangs, which returns
         HUNG: one of its copies (data-parallel) made no output for `hang_timeout_s` while requests
-        ran on it."""
+        ran on it. One that hangs after an error in a process has DIED, after FAILED_STEP_S."""
         llm, steps = self.running
         hang_detectors = {
             rank: HangDetector(hang_timeout_s, 2 * WATCH_INTERVAL_S) for rank in llm.unfinished
         }
         while not (llm.errored or stopping.is_set()):
             for rank, requests in llm.unfinished.items():
-                if hang_detectors[rank].hung(requests, steps.outputs[rank]):
+                detector = hang_detectors[rank]
+                hung = detector.hung(requests, steps.outputs[rank])
+                if (hung or detector.silent_s >= FAILED_STEP_S) and self.fatal_error():
+                    return DIED
+                if hung:
                     return HUNG
             await asyncio.sleep(WATCH_INTERVAL_S)
         return DIED

@@ -344,10 +344,10 @@ class Engine:
     ) -> float:
         """Start the engine on a path and check its readiness; returns the seconds that it took.
 
-        The first start has no time limits: only then compilers run, which may take any time.
-        Raises StartupError with what the engine's processes say, also if the engine ends or hangs,
-        or on `stop`, whatever readiness waits for: vLLM leaves some calls into an engine that has
-        ended unanswered.
+        The first start has no time limits unless a process fails: only then compilers run, which
+        may take any time. Raises StartupError with what the engine's processes say, also if the
+        engine ends or hangs, or on `stop`, whatever readiness waits for: vLLM leaves some calls
+        into an engine that has ended unanswered.
         """
         began = time.monotonic()
         self._enter(Phase.LOADING)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import os
 import re
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +25,7 @@ from app.engine.start_failure import Fallback, StartFailureError
 from app.engine.supervisor import Engine, Phase
 from app.errors import EngineLostError, StartupError
 from app.settings import load
+from drafters.vllm.error_report import FILE, ErrorReport
 from tests.waiting import soon
 
 IN_TIME_S = 20.0
@@ -268,6 +271,60 @@ def test_a_restart_that_hangs_while_it_loads_is_replaced(monkeypatch: pytest.Mon
     monkeypatch.setattr(launched_engine, "launch", hang)
     run(life, life.serving(1), life.die, life.serving(3))
     assert restarts("hung") - before == 1
+
+
+def report(message: str) -> None:
+    """As a process of the newest engine that fails."""
+    line = ErrorReport(("builtins.RuntimeError",), f"RuntimeError: {message}", ()).line()
+    Path(os.environ[FILE]).write_text(line + "\n")
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_start_that_goes_on_after_a_worker_failed_is_ended(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, first: bool
+) -> None:
+    """The fault: with several workers the engine core waits for the first one, which waits for the
+    one that failed. A first start never ended, and a restart without the reason."""
+    monkeypatch.setattr(launched_engine, "FAILED_LOAD_S", 0.1)
+    life = Life(monkeypatch)
+
+    def fail(*arguments: Any) -> Any:
+        llm, steps = life._launch(*arguments)
+        if len(life.launched) == (1 if first else 2):
+            report("rank 1")
+            process = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,))
+            process.start()
+            process.join()
+            raise RuntimeError("Engine core initialization failed")
+        return llm, steps
+
+    monkeypatch.setattr(launched_engine, "launch", fail)
+    if first:
+        assert failed_start(life) == "RuntimeError: rank 1"
+    else:
+        run(life, life.serving(1), life.die, life.serving(3))
+        assert "it did not start again: RuntimeError: rank 1" in caplog.text
+
+
+@pytest.mark.parametrize(("after_s", "hang_timeout_s"), [(0.1, 600.0), (600.0, 0.1)])
+def test_an_engine_that_hangs_after_a_worker_failed_has_died(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    after_s: float,
+    hang_timeout_s: float,
+) -> None:
+    """The fault: with several workers a step whose second worker failed was a hang without a
+    word, after all of `hang_timeout_s`."""
+    monkeypatch.setattr(launched_engine, "FAILED_STEP_S", after_s)
+    life, before = Life(monkeypatch, hang_timeout_s=hang_timeout_s), restarts("died")
+
+    def fail() -> None:
+        report("rank 1")
+        life.launched[0].unfinished = {0: 1}
+
+    run(life, life.serving(1), fail, life.serving(2))
+    assert restarts("died") - before == 1
+    assert "engine lost: it died while serving: RuntimeError: rank 1" in caplog.text
 
 
 def test_a_hung_engine_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from typing import Any
 
@@ -16,6 +17,9 @@ from drafters.model.config import Method
 
 logger = logging.getLogger(__name__)
 
+# vLLM's own limit of a step, for engines with several workers (vllm/envs.py), and its default.
+STEP_TIMEOUT, STEP_TIMEOUT_S = "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", 300
+
 
 def engine_start(
     settings: Settings,
@@ -28,8 +32,9 @@ def engine_start(
 
     `machine` has the facts of a CPU, and is None on a GPU. `method` is how the head drafts, `wish`
     the runner that the operator asked for. The environment is this process's, with vLLM's variable
-    for the path's runner or without it, and on a GPU with those that go without a CUDA compiler. An
-    engine's process caches vLLM's variables (vllm/envs.py, enable_envs_cache): they must be set
+    for the path's runner or without it, with a limit of vLLM's that lets a step last for longer
+    than `hang_timeout_s`, and on a GPU with those that go without a CUDA compiler. An engine's
+    process caches vLLM's variables (vllm/envs.py, enable_envs_cache): they must be set
     before it is started.
     """
     gpu = this_gpu() if machine is None else None
@@ -39,6 +44,8 @@ def engine_start(
     environ = {name: value for name, value in os.environ.items() if name != V2}
     if (runner := path.runner(wish)) is not None:
         environ[V2] = runner
+    hang_timeout_s = math.ceil(settings.supervision.hang_timeout_s)
+    environ.setdefault(STEP_TIMEOUT, str(max(STEP_TIMEOUT_S, hang_timeout_s + 60)))
     if machine is None:
         environ |= cuda.environment(environ)
     return options, environ

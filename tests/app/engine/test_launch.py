@@ -45,6 +45,20 @@ def test_on_a_gpu_no_kernel_of_the_sampler_is_compiled_by_nvcc(
     assert environ[name] == "1", "the operator's"
 
 
+@pytest.mark.parametrize(("hang_timeout_s", "limit"), [(120, "300"), (899.5, "960")])
+def test_vllms_own_limit_of_a_step_leaves_hangs_to_the_gateway(
+    monkeypatch: pytest.MonkeyPatch, hang_timeout_s: float, limit: str
+) -> None:
+    """The fault: with several workers no step could last for longer than 300 s, whatever
+    `--hang-timeout-s` said."""
+    name = "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"
+    monkeypatch.delenv(name, raising=False)
+    settings = load({"hang_timeout_s": hang_timeout_s}, {}, preset="embedded")
+    assert engine_start(settings, CPU, "p-eagle", StartPath.V1)[1][name] == limit
+    monkeypatch.setenv(name, "77")
+    assert engine_start(settings, CPU, "p-eagle", StartPath.V1)[1][name] == "77", "the operator's"
+
+
 @pytest.mark.parametrize(("usable", "backend"), [(True, None), (False, "triton")])
 def test_without_flashinfer_gated_delta_nets_run_on_triton(
     usable: bool, backend: str | None, monkeypatch: pytest.MonkeyPatch

@@ -121,7 +121,7 @@ async def _serve(server: _Server, engine: Engine, listener: socket.socket) -> No
 def close_in_forks(files: Callable[[], Iterable[int]]) -> None:
     """Close these file descriptors in every process that this one forks.
 
-    Otherwise the engine, which is forked, would hold the port open while the gateway drains, and
+    Otherwise an engine that is forked would hold the port open while the gateway drains, and
     connections that the gateway has closed.
     """
 

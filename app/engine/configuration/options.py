@@ -33,6 +33,9 @@ _DEFAULTS = {
     **REQUEST_BOUNDS,
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
+    # As `vllm serve` does, and vLLM itself on a CPU. By default it forks the first engine on a GPU,
+    # with the locks of this process's threads, and spawns later ones: by then CUDA is initialised.
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     # An allowed host could redirect the gateway to one that is not allowed.
     "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "0",
 }

@@ -164,6 +164,7 @@ def test_what_the_operator_set_stays_and_our_plugin_is_loaded() -> None:
     environ = {"VLLM_LOGGING_LEVEL": "INFO"}
     set_environment(environ)
     assert environ["VLLM_LOGGING_LEVEL"] == "INFO" and "VLLM_PLUGINS" not in environ
+    assert environ["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn", "each engine, on a GPU too"
     assert environ["VLLM_MAX_STOP_STRINGS"] == REQUEST_BOUNDS["VLLM_MAX_STOP_STRINGS"]
     for given, expected in {
         "": "aerie", "theirs": "theirs,aerie", "aerie,theirs": "aerie,theirs",

@@ -29,9 +29,11 @@ def learner_command(
     k: int,
     share: float,
     max_length: int,
+    device: str,
 ) -> list[str]:
     """The command that trains the head for the target in the folder, for `k` draft tokens, until it
-    is ended; under load for that share of the time, and on `max_length` tokens of a sequence.
+    is ended; under load for that share of the time, on `max_length` tokens of a sequence and on a
+    torch device.
 
     Target and head are folders, hub ids whose files the engine has brought here, or a packaged
     target's name. Raises OSError if they are not here.
@@ -39,6 +41,7 @@ def learner_command(
     learner = ["drafters.train.learner", str(folder), "--target", _local(target, revision)]
     learner += ["--head", _local(head), "--k", str(k), "--forever"]
     learner += ["--share", str(share), "--max-length", str(max_length)]
+    learner += ["--device", device]
     # -P: a module of the working directory is not to stand in for one of Python's.
     return [sys.executable, "-P", "-m", "drafters.parent_death", str(os.getpid()), *learner]
 

@@ -47,6 +47,7 @@ class Learning:
                 settings.speculation.k,
                 learning.learn_share,
                 learning.learn_max_length,
+                learning.learn_device,
             )
             self.learner = LearnerProcess(command)
 

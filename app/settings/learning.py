@@ -50,6 +50,12 @@ class LearningSettings(Section):
         description="Most tokens of prompt and answer that it trains on: longer answers are cut, "
         "sequences with longer prompts are left out. Its memory grows with the square of it.",
     )
+    learn_device: str = Field(
+        "cpu",
+        pattern=r"^(cpu|cuda(:\d+)?)$",
+        description="Device that it trains on: `cpu`, `cuda`, or one GPU such as `cuda:1`. On the "
+        "engine's GPU it needs memory that `gpu_memory_utilization` leaves.",
+    )
     learn_exclude: str = Field(
         "",
         description="Names of tenants, separated by commas, of whose sequences nothing is "

@@ -102,12 +102,15 @@ def test_models_of_the_hub_are_the_folders_that_the_engine_brought(
         return f"/cache/{name}/{revision}"
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", of_cache)
-    command = learner_command(tmp_path, "org/target", "v2", "org/head", 5, 0.0, 99)
+    command = learner_command(tmp_path, "org/target", "v2", "org/head", 5, 0.0, 99, "cpu")
     assert command[command.index("--target") + 1] == "/cache/org/target/v2"
     assert command[command.index("--head") + 1] == "/cache/org/head/None"
-    command = learner_command(tmp_path, "packaged:smollm2-135m", None, str(tmp_path), 5, 0.0, 99)
+    command = learner_command(
+        tmp_path, "packaged:smollm2-135m", None, str(tmp_path), 5, 0.0, 99, "cpu"
+    )
     assert command[command.index("--target") + 1] == "packaged:smollm2-135m"
     assert command[command.index("--head") + 1] == str(tmp_path)
+    assert command[command.index("--device") + 1] == "cpu"
 
 
 def test_it_imports_nothing_of_the_working_directory(tmp_path: Path) -> None:
@@ -116,7 +119,7 @@ def test_it_imports_nothing_of_the_working_directory(tmp_path: Path) -> None:
     (tmp_path / "multiprocessing.py").write_text("raise SystemExit(99)")
     head = tmp_path / "head"
     head.mkdir()
-    command = learner_command(tmp_path, "packaged:target", None, str(head), 5, 0.25, 8192)
+    command = learner_command(tmp_path, "packaged:target", None, str(head), 5, 0.25, 8192, "cpu")
     start = [*command[:4], str(os.getpid()), "platform"]
     assert subprocess.run(start, cwd=tmp_path, timeout=60, check=False).returncode == 0
 
@@ -145,7 +148,7 @@ def test_it_ends_when_the_gateway_is_killed(tmp_path: Path) -> None:
     told = tmp_path / "told"
     head = tmp_path / "head"
     head.mkdir()
-    command = learner_command(told, "packaged:target", None, str(head), 5, 0.25, 8192)
+    command = learner_command(told, "packaged:target", None, str(head), 5, 0.25, 8192, "cpu")
     assert command[1:4] == ["-P", "-m", "drafters.parent_death"]
     assert command[5] == "drafters.train.learner"
     start = (
@@ -157,7 +160,7 @@ def test_it_ends_when_the_gateway_is_killed(tmp_path: Path) -> None:
     until(lambda: told.exists() and told.read_text() != "")
     pid, _, *arguments = told.read_text().split()
     asked = f"{told} --target packaged:target --head {head} --k 5 --forever --share 0.25"
-    assert " ".join(arguments) == f"{asked} --max-length 8192"
+    assert " ".join(arguments) == f"{asked} --max-length 8192 --device cpu"
     learner = psutil.Process(int(pid))
     gateway.kill()
     gateway.wait()

@@ -146,6 +146,7 @@ def test_an_empty_url_of_redis_is_none() -> None:
         ({}, {"AERIE_DRAFTER": ""}, "speculation.drafter"),
         ({}, {"AERIE_KEYS_FILE": ""}, "admission.keys_file"),
         ({"learn_mib": "0"}, {}, "learning.learn_mib"),
+        ({"learn_device": "gpu"}, {}, "learning.learn_device"),
         ({"learn_exclude": "a, b c"}, {}, "learning.learn_exclude"),
     ],
 )

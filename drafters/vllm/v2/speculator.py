@@ -8,7 +8,6 @@ import torch
 from vllm.config import VllmConfig
 from vllm.config.compilation import CUDAGraphMode
 from vllm.forward_context import BatchDescriptor, set_forward_context
-from vllm.logger import init_logger
 from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
 from vllm.v1.worker.gpu.input_batch import InputBatch
@@ -17,13 +16,11 @@ from vllm.v1.worker.gpu.states import RequestState
 
 from drafters.model.selector import top_candidates
 from drafters.ops import selector_triton
-from drafters.vllm.own_drafter import head_backend, limits_of
+from drafters.vllm.own_drafter import head_backend
 from drafters.vllm.path_selector import ServedSelector, load_served_selector
 from drafters.vllm.v2.deferring import DeferringSpeculator
 from drafters.vllm.v2.graphs import Graphs, Ints
 from drafters.vllm.verification.greedy import target_ids
-
-logger = init_logger(__name__)
 
 
 class ParallelSpeculator(DeferringSpeculator):
@@ -39,8 +36,6 @@ class ParallelSpeculator(DeferringSpeculator):
         self, vllm_config: VllmConfig, device: torch.device, requests: RequestState
     ) -> None:
         super().__init__(vllm_config, device, requests)
-        for sentence in limits_of(vllm_config):
-            logger.warning_once(sentence)
         if (backend := head_backend(vllm_config)) is not None:
             self.speculative_config.attention_backend = backend
         self.mask_token = get_parallel_drafting_token_id(self.draft_model_config.hf_config)

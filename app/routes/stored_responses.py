@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
+from fastapi.responses import StreamingResponse
 
 from app.endpoints.responses import PATH
 from app.errors import ApiError, shorten
@@ -28,6 +29,7 @@ from app.validation.size_limits import check_count
 router = APIRouter()
 
 MOST_LISTED = 100  # items on a page, as in OpenAI's API
+PART_BYTES = 64 * 1024  # of a page, sent at a time
 _UNSUPPORTED = "unsupported_parameter"
 _LAST = ("response.completed", "response.incomplete")
 _WITH_RESPONSE = ("response.created", "response.in_progress", *_LAST)
@@ -277,21 +279,32 @@ async def retrieve(request: Request, response_id: str) -> Response:
     if "starting_after" in query:
         message = "'starting_after': the events of a response are not kept."
         raise invalid("starting_after", message, _UNSUPPORTED)
-    return _json(_stored(request, response_id).body)
+    return Response(_stored(request, response_id).body, media_type="application/json")
 
 
 @router.get(f"{PATH}/{{response_id}}/input_items")
 async def input_items(request: Request, response_id: str) -> Response:
     """A page of the input that a kept response answered, the newest item first by default.
 
-    The page is a copy, which shares the bound of all bodies. Raises ApiError 429 beyond it.
+    The page is a copy, which shares the bound of all bodies until its reader has it. Raises
+    ApiError 429 beyond it.
     """
     items = _stored(request, response_id).input
     ids = _item_ids(response_id, items)
     page = _page(ids, request.query_params)
     size = sum(len(items[place].data) for place in page.places)
     context_of(request.scope).reserve_body_bytes(size)
-    return _json(await run_sized(size, _listed, items, ids, page))
+    content = await run_sized(size, _listed, items, ids, page)
+    headers = {"Content-Length": str(len(content))}
+    return StreamingResponse(_parts(content), media_type="application/json", headers=headers)
+
+
+async def _parts(content: bytes) -> AsyncIterator[memoryview]:
+    """The content in parts. Each waits until the reader has taken what came before, so that the
+    request, and what it holds, lasts as long as its answer is in memory."""
+    view = memoryview(content)
+    for start in range(0, len(view), PART_BYTES):
+        yield view[start : start + PART_BYTES]
 
 
 @dataclass(frozen=True)
@@ -354,10 +367,6 @@ def _with_id(item: StoredItem, item_id: str | None) -> StoredItem:
         return StoredItem(item_id, to_json({**json.loads(item.data), "id": item_id}))
     data = b'{"id": ' + json.dumps(item_id).encode() + b", " + item.data.removeprefix(b"{")
     return StoredItem(item_id, data)
-
-
-def _json(content: bytes) -> Response:
-    return Response(content, media_type="application/json")
 
 
 @router.delete(f"{PATH}/{{response_id}}")

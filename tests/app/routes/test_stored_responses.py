@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import threading
@@ -12,8 +13,10 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from httpx import ASGITransport, AsyncClient
 
 from app.admission.key_file import create
+from app.engine.supervisor import Phase
 from app.errors import ApiError
 from app.llm.first_token import FirstToken
 from app.main import create_app
@@ -23,6 +26,7 @@ from app.serving.operation import Reply
 from app.settings import load
 from app.validation.output_limit import OutputLimit
 from tests.app.phased_engine import PhasedEngine
+from tests.waiting import soon
 
 PATH = "/v1/responses"
 JSON = dict[str, Any]
@@ -468,6 +472,43 @@ def test_a_page_shares_the_bound_of_all_bodies(served: Served, parsed: CountedJs
     admission.body_bytes = 0
     assert len(client.get(where).json()["data"]) == 2
     assert parsed.threads == {"aerie-body_0"}
+
+
+async def test_a_page_counts_until_its_reader_has_it() -> None:
+    """The fault: bytes were given back while they waited in a connection that is read slowly."""
+    client, _ = made()
+    app: Any = client.app
+    app.state.engine.phase = Phase.READY
+    text = "x" * 300_000
+    async with AsyncClient(transport=ASGITransport(app), base_url="http://localhost") as asking:
+        answer = await asking.post(PATH, json={"input": text})
+    path = f"{PATH}/{answer.json()['id']}/input_items"
+    reads, parts = asyncio.Event(), list[bytes]()
+
+    async def receive() -> JSON:
+        await asyncio.Event().wait()
+        return {}
+
+    async def send(message: JSON) -> None:
+        if parts:
+            await reads.wait()
+        if message["type"] == "http.response.body":
+            parts.append(bytes(message["body"]))
+
+    scope = {
+        "type": "http", "method": "GET", "path": path, "raw_path": b"", "query_string": b"",
+        "http_version": "1.1", "scheme": "http", "server": ("t", 1), "root_path": "",
+        "headers": [],
+    }  # fmt: skip
+    answering = asyncio.create_task(app(scope, receive, send))
+    await soon(lambda: parts)
+    assert app.state.admission.body_bytes >= len(text)
+    reads.set()
+    await answering
+    assert app.state.admission.body_bytes == 0
+    assert max(map(len, parts)) <= stored_responses.PART_BYTES
+    (item,) = json.loads(b"".join(parts))["data"]
+    assert item["content"] == [input_text(text)]
 
 
 @pytest.mark.parametrize("order", ["asc", "desc"])

@@ -93,6 +93,7 @@ class SpeculationClient:
         self.drafts = DraftsByGeneration()
         # States are counted in the order that they were made in, and changes build on each other.
         self._call_lock = asyncio.Lock()
+        self._state_call: asyncio.Task[dict[str, Any]] | None = None  # that `state` waits for
 
     async def begin(self, max_requests: int) -> None:
         """Give the policy measured or saved step costs, then the objective of the settings.
@@ -104,7 +105,7 @@ class SpeculationClient:
 
     async def resume(self, core: EngineCalls) -> None:
         """Give another engine's policy the step costs and the objective of the last one."""
-        self._core, self._last = core, None
+        self._core, self._last, self._state_call = core, None, None
         self.drafts.generation = STARTED_WITH
         self._head_folder = ""
         self._call_lock = (
@@ -172,8 +173,16 @@ class SpeculationClient:
         return float(max(answer["seconds"] for answer in answers))
 
     async def state(self) -> dict[str, Any]:
-        """The policy's state, with the recent speed-up. The metrics are updated with it."""
-        return self._with_speedup(await self._command("state", {}))
+        """The policy's state, with the recent speed-up. The metrics are updated with it.
+
+        However many callers wait, they share one call into the engine, so that a change waits for
+        no more than that.
+        """
+        if self._state_call is None or self._state_call.done():
+            self._state_call = asyncio.create_task(self._command("state", {}))
+            # Whoever waited for an error may have left.
+            self._state_call.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return self._with_speedup(await asyncio.shield(self._state_call))
 
     def latest(self) -> dict[str, Any] | None:
         """The state of the last poll, without a call into the engine; None before the first."""

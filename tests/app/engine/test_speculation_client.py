@@ -313,6 +313,39 @@ def test_changes_at_the_same_time_build_on_each_other() -> None:
     asyncio.run(scenario())
 
 
+def test_a_change_does_not_wait_for_everybody_who_reads_the_state() -> None:
+    """The fault: each reader had a call of its own, one behind the other, and the change came last.
+    Readers that leave take the state from no other."""
+
+    async def scenario() -> None:
+        core = GatedCore()
+        client = speculation_client(core)
+        readers = [asyncio.create_task(client.state()) for _ in range(50)]
+        changing = asyncio.create_task(client.steer({"objective": "off"}))
+        await asyncio.sleep(0.01)
+        readers[0].cancel()
+        await asyncio.sleep(0.01)
+        core.gate.set()
+        assert (await changing)["objective"] == "off"
+        assert [command for command, _ in core.commands] == ["state", "steer"]
+        assert len(await asyncio.gather(*readers[1:])) == 49
+        assert (await client.state())["objective"] == "off"
+
+    asyncio.run(scenario())
+
+
+def test_who_reads_the_state_of_the_next_engine_does_not_wait_for_the_last_one() -> None:
+    async def scenario() -> None:
+        client = speculation_client(GatedCore(delivers=False))
+        reading = asyncio.create_task(client.state())
+        await asyncio.sleep(0.01)
+        await client.resume(Core())
+        assert (await asyncio.wait_for(client.state(), IN_TIME_S))["objective"] == "throughput"
+        reading.cancel()
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("objective", ["fixed", "latency", "off"])
 @pytest.mark.parametrize("delivers", [True, False])
 @pytest.mark.parametrize("then", ["poll", "change"])

@@ -405,8 +405,9 @@ class HeadGenerations:
         except KeyError:
             self._refused[number] = "there is no such generation, or its weights are gone"
             return False
-        self._loading = number  # and it stays so if the engine dies of it
-        await self._note_loading(number)
+        if self._loading is None:  # else the engine is dying of another one
+            self._loading = number
+        await self._note_loading(self._loading)
         try:
             pause_s = await self._engine.swap_head(folder, number)
         except SwapError as error:

@@ -319,6 +319,33 @@ def test_a_candidate_that_ends_the_engine_is_rolled_back(scene: Scene) -> None:
     assert scene.engine.swaps == []
 
 
+def test_a_pin_that_waits_while_a_candidate_ends_the_engine_is_not_to_blame(scene: Scene) -> None:
+    """The fault: the generation that was pinned counted as what had ended the engine, and the
+    candidate was loaded into the next one."""
+    scene.add()
+    pinned = scene.add(KEPT)
+    old = scene.engine
+
+    async def die() -> None:
+        old.swapping = asyncio.Event()
+        await soon(lambda: scene.lineage.loading() == 1, IN_TIME_S)
+        pinning = asyncio.create_task(scene.heads.pin(pinned))
+        await asyncio.sleep(0.02)
+        old.dead = True
+        old.swapping.set()
+        with pytest.raises(ApiError, match="gone"):
+            await pinning
+        assert scene.lineage.loading() == 1, "what the next gateway is told"
+        scene.engine = FakeEngine()
+
+    scene.play(die)
+    scene.play(scene.until(lambda: scene.lineage.generation(1).trial is not None), scene.looks())
+    assert scene.trial_of(1)["refused"] == "the engine ended while it was loaded"
+    assert scene.engine.swaps == []
+    scene.play(lambda: scene.heads.pin(pinned))
+    assert scene.engine.swaps == [pinned]
+
+
 @pytest.mark.parametrize("on_purpose", [False, True])
 def test_a_candidate_that_ends_the_gateway_is_rolled_back(scene: Scene, on_purpose: bool) -> None:
     """It would take down each gateway that starts: memory runs out, for one."""

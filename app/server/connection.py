@@ -188,6 +188,7 @@ class Connection(HttpToolsProtocol):
         """Tell the running request that its client has gone; uvicorn tells the newest one only."""
         for name in list(self._timers):
             self._stop(name)
+        self._unset_keepalive_if_required()  # uvicorn leaves it when the client resets
         self.pipeline.clear()
         running, self._running = self._running, None
         super().connection_lost(exc)

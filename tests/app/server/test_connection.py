@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import socket
+import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import uvicorn
 
+from app.observability import metrics
 from app.server import connection
 from app.settings import ServerSettings
 from tests.waiting import let_pass, soon
@@ -503,6 +505,22 @@ async def test_an_answer_that_is_no_longer_read_is_cut(stop_at: int) -> None:
         for _ in range(2):  # at first enough has been read
             await let_pass(LATE_S)
         await soon(lambda: not server.inner.server_state.connections, PLENTY_S)
+
+
+async def test_an_idle_connection_that_is_reset_is_no_slow_reader() -> None:
+    slow = metrics.CONNECTIONS_REFUSED.labels("slow_reader")
+    async with serving() as server:
+        reader, writer = await server.open()
+        writer.write(REQUEST)
+        assert b"ok" in await reader.readuntil(b"0\r\n\r\n")
+        before = slow._value.get()
+        client = writer.get_extra_info("socket")
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.transport.abort()
+        await soon(lambda: not server.inner.server_state.connections)
+        for _ in range(4):  # the time that it may be idle, and that its answer has
+            await let_pass(LATE_S)
+        assert slow._value.get() == before
 
 
 async def test_an_idle_client_that_reads_nothing_and_sends_an_empty_line_is_cut() -> None:

@@ -85,10 +85,13 @@ class Turn:
     def failed(self, error_event: str) -> str:
         """The `error` event that ends a stream, and a `response.failed` event after it.
 
-        The response is the one of `response.created`; without that event there is none to end.
+        The response is the one of `response.created`; without that event there is none to end. It
+        may have been stored already, if a deadline passed while its last event waited for a slow
+        reader, and is forgotten: its client is told that it failed.
         """
         if self.created is None:
             return error_event
+        self.store.delete(self.tenant, self.created["id"])
         error = json.loads(error_event.partition("data: ")[2])
         # OpenAI's schema has a closed list of codes here; the `error` event has the own one.
         cause = {"code": "server_error", "message": error["message"]}

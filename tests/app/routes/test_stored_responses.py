@@ -21,7 +21,8 @@ from app.errors import ApiError
 from app.llm.first_token import FirstToken
 from app.main import create_app
 from app.routes import stored_responses
-from app.routes.response_store import StoredItem
+from app.routes.response_store import ResponseStore, StoredItem
+from app.routes.stored_responses import Turn
 from app.serving.operation import Reply
 from app.settings import load
 from app.validation.output_limit import OutputLimit
@@ -472,6 +473,20 @@ def test_a_page_shares_the_bound_of_all_bodies(served: Served, parsed: CountedJs
     admission.body_bytes = 0
     assert len(client.get(where).json()["data"]) == 2
     assert parsed.threads == {"aerie-body_0"}
+
+
+async def test_a_response_that_is_told_as_failed_is_not_kept() -> None:
+    """A deadline may pass while the last event waits for a reader: it was kept as completed."""
+    _, echo = made()
+    store = ResponseStore(2**20, 3600)
+    turn = Turn(store, "one", {"input": "x"}, 10, None, True)
+    async for _ in turn.stream(echo.events({"id": "resp_1", "status": "completed", "output": []})):
+        pass
+    assert store.get("one", "resp_1") is not None
+    data = json.dumps({"type": "error", "message": "late", "sequence_number": 2})
+    events = turn.failed(f"event: error\ndata: {data}\n\n")
+    assert '"status": "failed"' in events
+    assert store.get("one", "resp_1") is None
 
 
 async def test_a_page_counts_until_its_reader_has_it() -> None:

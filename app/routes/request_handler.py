@@ -52,11 +52,29 @@ def refuse_until_ready(request: Request, endpoint: Endpoint) -> None:
 
 
 async def read_body(request: Request) -> Body:
-    """The body as a JSON object, within the limits of the settings."""
+    """The body as a JSON object, within the limits of the settings.
+
+    Raises ApiError 503 or 504 if the request's deadline passes, or the gateway stops, before the
+    body is there.
+    """
     settings: Settings = request.app.state.settings
-    limits = _limits(request)
-    reserve = context_of(request.scope).reserve_body_bytes
-    return Body(*await read_json(request, limits, settings.server.body_timeout_s, reserve))
+    context, timeout_s = context_of(request.scope), settings.server.body_timeout_s
+    reading = asyncio.ensure_future(
+        read_json(request, _limits(request), timeout_s, context.reserve_body_bytes)
+    )
+    try:
+        if context.deadline is not None:
+            first: set[asyncio.Future[Any]] = {reading, context.deadline.expired}
+            await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+            if not reading.done():
+                error = context.deadline.expired.result()
+                # What is still on its way is not waited for.
+                error.headers = {**(error.headers or {}), "Connection": "close"}
+                raise error
+        return Body(*await reading)
+    finally:
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
 
 
 def _limits(request: Request) -> BodyLimits:

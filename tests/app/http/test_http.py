@@ -15,7 +15,7 @@ from app.engine.supervisor import Phase
 from app.main import create_app
 from app.settings import load
 from tests.app.http.fake_operation import PATH, FakeEngine, scope_of_post
-from tests.waiting import IN_TIME_S
+from tests.waiting import IN_TIME_S, let_pass
 
 SETTINGS = load({"max_body_mib": "0.01", "sse_keep_alive_s": "0.2"}, {}, preset="embedded")
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
@@ -286,6 +286,44 @@ def test_a_client_that_leaves_before_the_answer_cancels_the_work() -> None:
         {"type": "http.request", "body": body, "more_body": False}, {"type": "http.disconnect"}
     )
     assert engine.fake.aborted == 1
+
+
+@pytest.mark.parametrize(
+    ("stops", "status", "code"), [(False, 504, "request_timeout"), (True, 503, "shutting_down")]
+)
+async def test_an_upload_ends_with_its_deadline_and_with_the_gateway(
+    stops: bool, status: int, code: str
+) -> None:
+    """The fault: nothing ended it before `body_timeout_s`, and a stop cut it off without a word."""
+    engine, sent = FakeEngine(SETTINGS), list[Any]()
+    engine.phase = Phase.READY
+    app = create_app(SETTINGS, engine)
+    parts = iter([{"type": "http.request", "body": b'{"prompt": "ab', "more_body": True}])
+    waits = asyncio.Event()
+
+    async def receive() -> dict[str, Any]:
+        for part in parts:
+            return part
+        waits.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = scope_of_post(**{"x-request-timeout": "20"})
+    answering = asyncio.create_task(app(scope, receive, send))
+    await waits.wait()
+    if stops:
+        app.state.admission.end_all()
+    else:
+        await let_pass(21)
+    await asyncio.wait_for(answering, IN_TIME_S)
+    start, body = sent
+    assert start["status"] == status
+    assert (b"connection", b"close") in start["headers"]
+    assert json.loads(body["body"])["error"]["code"] == code
+    assert app.state.admission.body_bytes == 0
 
 
 def test_a_client_that_leaves_in_its_upload_is_no_defect() -> None:

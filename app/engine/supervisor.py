@@ -48,6 +48,7 @@ logger = logging.getLogger(__name__)
 
 RPC_TIMEOUT_S = 60.0
 RECORD_INTERVAL_S = 0.5
+HEADS_STOP_S = 2.0  # how long the end waits for a file system that does not answer
 FIRST_START_S = 30.0  # what clients are told to wait for before the first start
 MAX_RETRY_AFTER_S = 60
 # A restart may load for so many times as long as the first start took, and at least so long.
@@ -443,4 +444,5 @@ class Engine:
         if self._launched is not None:
             await self._launched.stop()
         if self.heads is not None:
-            await asyncio.to_thread(self.heads.stopped)
+            stopping = asyncio.ensure_future(asyncio.to_thread(self.heads.stopped))
+            await asyncio.wait({stopping}, timeout=HEADS_STOP_S)

@@ -19,6 +19,7 @@ from drafters.packaged import is_packaged
 
 FIRST_RETRY_S, MAX_RETRY_S = 1.0, 600.0
 STOP_S = 5.0  # how long it may take to end; then it is killed, which costs it no more than a step
+HUNG_S = 2.0  # how long the gateway's end waits beyond that
 
 
 def learner_command(
@@ -103,12 +104,16 @@ class LearnerProcess:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End the learner within STOP_S seconds, and start it no more."""
+        """End the learner within STOP_S seconds, and start it no more.
+
+        One that hangs in a file system cannot be ended: it is not waited for beyond HUNG_S more.
+        """
         self._stopping.set()
         if (process := self._process) is not None:  # the thread may set it to None meanwhile
             process.terminate()
         await self._task.__aexit__(kind, error, trace)
-        await asyncio.to_thread(self._thread.shutdown)
+        ending = asyncio.ensure_future(asyncio.to_thread(self._thread.shutdown))
+        await asyncio.wait({ending}, timeout=STOP_S + HUNG_S)
 
     async def _run_once(self) -> None:
         await self._start.wait()

@@ -9,7 +9,9 @@ import os
 import resource
 import signal
 import socket
+import threading
 from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from types import FrameType
 from typing import cast
@@ -31,6 +33,7 @@ logger = logging.getLogger(__name__)
 # File descriptors beside clients' connections: models, sockets to the engine, logs.
 OTHER_FILES = 512
 CUT_OFF_S = 1.0  # for requests to say why they end
+THREADS_END_S = 2.0  # how long the end waits for a file system that does not answer
 
 
 class _Server(uvicorn.Server):
@@ -73,6 +76,18 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
 
+class _Threads(ThreadPoolExecutor):
+    """The event loop's threads. One that hangs in a file system ends with the process: the loop's
+    end waits for it no longer than THREADS_END_S."""
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """End the threads that do nothing, and the others once they are done."""
+        how = {"wait": wait, "cancel_futures": cancel_futures}
+        ending = threading.Thread(target=super().shutdown, kwargs=how, daemon=True)
+        ending.start()
+        ending.join(THREADS_END_S)
+
+
 def serve(settings: Settings) -> None:
     """Serve until a signal. Raises StartupError when the engine cannot do what was asked."""
     unfailing()
@@ -103,6 +118,7 @@ def _serve_until_signal(settings: Settings, directory: RuntimeDirectory) -> None
         server = _Server(config, settings.server.drain_timeout_s, app.state.admission.end_all)
         close_in_forks(lambda: _sockets(server, listener))
         with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+            runner.get_loop().set_default_executor(_Threads(thread_name_prefix="asyncio"))
             runner.run(_serve(server, engine, listener))
     if engine.failure is not None:
         raise engine.failure

@@ -6,6 +6,7 @@ import asyncio
 import multiprocessing
 import os
 import re
+import threading
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -411,6 +412,18 @@ def test_stopping_while_it_first_warms_up_is_quick_and_clean(
     assert life.engine.failure is None
     assert life.launched[0].ends == ["marked failed", "shut down"], "its requests end, then it"
     assert life.paths == ["v2"], "no other is started"
+
+
+async def test_a_file_system_that_does_not_answer_keeps_no_engine_from_ending(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(supervisor, "HEADS_STOP_S", 0.05)
+    engine, answers = Engine(load({}, {})), threading.Event()
+    engine.heads = SimpleNamespace(stopped=answers.wait)  # type: ignore[assignment]
+    try:
+        await asyncio.wait_for(engine.stop(), IN_TIME_S)
+    finally:
+        answers.set()
 
 
 def test_an_engine_that_dies_as_it_first_warms_up_is_a_failed_start(

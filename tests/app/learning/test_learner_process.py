@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import psutil
@@ -74,6 +75,26 @@ async def test_one_that_cannot_be_started_breaks_nothing(
     async with LearnerProcess(lambda: ["/no/such/program"]) as learner:
         learner.start()
         await soon(lambda: "cannot be started" in caplog.text)
+
+
+async def test_a_file_system_that_does_not_answer_keeps_no_gateway_from_ending(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "STOP_S", 0.05)
+    monkeypatch.setattr(module, "HUNG_S", 0.05)
+    asked, answers = threading.Event(), threading.Event()
+
+    def hang() -> list[str]:
+        asked.set()
+        answers.wait()
+        return SLEEPS
+
+    try:
+        async with asyncio.timeout(10), LearnerProcess(hang) as learner:
+            learner.start()
+            await soon(asked.is_set)
+    finally:
+        answers.set()
 
 
 async def test_one_that_is_stopped_or_does_not_listen_is_killed(

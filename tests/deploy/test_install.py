@@ -17,6 +17,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from app.engine.configuration.options import TORCHVISION_FOR_A_CPU
 from app.settings import REPOSITORY
 
 FOLDER = REPOSITORY / "requirements"
@@ -71,6 +72,14 @@ def test_tools_change_no_version_of_what_is_served(backend: str) -> None:
 
 def test_a_cpu_gets_no_packages_for_gpus() -> None:
     assert not [name for name in versions("cpu") if re.match(r"triton|nvidia-|cuda-", name)]
+
+
+def test_a_gpu_gets_what_targets_that_read_images_are_imported_with() -> None:
+    """The fault: Gemma 4 and Qwen3.5 did not start on a GPU, for text alone either."""
+    found = versions("cuda")
+    assert found["torch"] == {"==2.13.0"}, "choose the torchvision that is made for that torch"
+    assert found["torchvision"] == {"==0.28.0"}
+    assert TORCHVISION_FOR_A_CPU.endswith(" torchvision==0.28.0")
 
 
 def test_kernels_are_tested_with_the_triton_that_is_served() -> None:

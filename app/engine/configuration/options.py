@@ -19,6 +19,12 @@ from drafters.config import (
 from drafters.model.config import Method
 
 VLLM_VERSION = "0.32.0"
+# Without torchvision most of vLLM's classes of targets that read images cannot be imported, for
+# text alone either. `make install` brings it for GPUs; no plain package index has a CPU's build.
+TORCHVISION_FOR_A_CPU = (
+    "make tools, then .venv/bin/uv pip install --python .venv/bin/python --no-deps "
+    "--torch-backend=cpu torchvision==0.28.0"
+)
 GIB = 1024**3
 CPU_KV_SHARE = 0.25
 # By its full name: "uni" becomes "mp" on a CPU (vllm/platforms/cpu.py).

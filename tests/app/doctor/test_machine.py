@@ -37,6 +37,16 @@ def test_a_good_machine_passes() -> None:
     assert [finding for finding in findings if finding.status != "ok"] == []
 
 
+def test_a_target_that_reads_images_needs_torchvision() -> None:
+    """The fault: "none installed, none needed" of a target whose class vLLM could not import."""
+    images = {"vision_config": {"hidden_size": 8}}
+    assert machine.check_images(images, has_torchvision=True) == []
+    assert machine.check_images({}, has_torchvision=False) == []
+    (finding,) = machine.check_images(images, has_torchvision=False)
+    assert finding.status == "warn" and "torchvision" in finding.detail
+    assert "--torch-backend=cpu torchvision==" in (finding.remedy or "")
+
+
 @pytest.mark.parametrize(
     ("finding", "detail"),
     [

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from app.engine.configuration.options import TORCHVISION_FOR_A_CPU
 from app.engine.configuration.runner import Blame
 from app.engine.start_failure import (
     REASONS,
@@ -149,6 +150,17 @@ def test_a_worker_that_was_killed_is_told_as_an_engine_that_was(
     assert (failure.blame, failure.reason) == (blame, "ended")
     assert ("memory" in str(failure)) == (blame is Blame.TARGET)
     assert report.message in str(failure)
+
+
+def test_a_class_that_cannot_be_imported_may_lack_torchvision(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The fault: the way to it was in a traceback of the log alone."""
+    error = ValueError("Model architectures ['Qwen3_5ForCausalLM'] failed to be inspected.")
+    monkeypatch.setattr("app.engine.start_failure.find_spec", lambda name: None)
+    assert TORCHVISION_FOR_A_CPU in str(start_failure(error, None))
+    monkeypatch.setattr("app.engine.start_failure.find_spec", lambda name: object())
+    assert "torchvision" not in str(start_failure(error, None))
 
 
 def test_what_the_gateway_found_out_itself_stays() -> None:

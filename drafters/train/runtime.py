@@ -11,7 +11,10 @@ import torch
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # mallopt's parameter numbers in glibc
 _PRIMITIVES = "ONEDNN_PRIMITIVE_CACHE_CAPACITY", "8192"  # default 1,024; some 2,000 shapes occur
-_SIDE, _TRIALS = 768, 5  # rows of the square matrices by which types are compared, and trials
+# Rows of the square matrices by which types are compared, and trials. A processor that only
+# emulates bfloat16 takes seconds for the large ones, and is told by the small ones.
+_SIDES, _TRIALS = (256, 768), 5
+_CLEARLY = 4.0  # times as fast: no larger product is needed
 
 
 def prepare_cpu(threads: int | None = None) -> None:
@@ -42,20 +45,26 @@ def _glibc() -> ctypes.CDLL | None:
 def slow_bfloat16(device: str) -> torch.dtype | None:
     """float32 on a CPU that multiplies it faster than bfloat16, else None.
 
-    Measured in 0.1 s, because the features that a processor lists do not tell: with `avx512_bf16`
+    Measured in 0.2 s, because the features that a processor lists do not tell: with `avx512_bf16`
     but no AMX, bfloat16 is half as fast as float32 (bench/LOG.md, 2026-11-23).
     """
     if device != "cpu":
         return None
-    # In turns, so that whatever else runs on this machine slows down both.
-    took = [(seconds_of(torch.bfloat16), seconds_of(torch.float32)) for _ in range(_TRIALS)]
-    in_half, in_full = map(min, zip(*took, strict=True))
-    return torch.float32 if in_full < in_half else None
+    ratio = 1.0
+    for side in _SIDES:
+        # In turns, so that whatever else runs on this machine slows down both.
+        types = (torch.bfloat16, torch.float32)
+        took = [[seconds_of(dtype, side) for dtype in types] for _ in range(_TRIALS)]
+        in_half, in_full = map(min, zip(*took, strict=True))
+        ratio = in_half / in_full
+        if not 1 / _CLEARLY < ratio < _CLEARLY:
+            break
+    return torch.float32 if ratio > 1.0 else None
 
 
-def seconds_of(dtype: torch.dtype) -> float:
-    """Seconds that the product of two square matrices takes."""
-    matrix = torch.ones(_SIDE, _SIDE, dtype=dtype)
+def seconds_of(dtype: torch.dtype, side: int) -> float:
+    """Seconds that the product of two square matrices of `side` rows takes."""
+    matrix = torch.ones(side, side, dtype=dtype)
     began = perf_counter()
     matrix @ matrix
     return perf_counter() - began

@@ -151,7 +151,7 @@ ENDS = (kill_the_gateway, kill_the_engine, hang_up, terminate_often)
 )
 def test_nothing_is_left(temporary: Path, stage: str, end: Callable[[Gateway], None]) -> None:
     drains = end in (hang_up, terminate_often)  # for as long as it may: the client reads no more
-    gateway = Gateway(temporary, stage, drain_s=2 if drains else 60)
+    gateway = Gateway(temporary, stage, drain_s=1 if drains else 60)
     try:
         end(gateway)
         code = gateway.process.wait(GONE_WITHIN_S)

@@ -156,7 +156,7 @@ def test_the_prefix_cache_tells_nobody_what_another_tenant_asked(
     chance = random.Random(7)
 
     def new_prompt() -> list[int]:
-        return [chance.randrange(300, 1500) for _ in range(1200)]
+        return [chance.randrange(300, 1500) for _ in range(640)]
 
     with holding(guarded, secret) as curious:
 
@@ -181,7 +181,7 @@ def test_the_prefix_cache_tells_nobody_what_another_tenant_asked(
             )
     sent_by_another, sent_by_nobody, sent_by_oneself = zip(*rounds, strict=True)
     assert all(cached == 0 for _, cached in (*sent_by_another, *sent_by_nobody))
-    assert all(cached > 1000 for _, cached in sent_by_oneself)
+    assert all(cached > 500 for _, cached in sent_by_oneself)
     assert 0.1 < share_longer(sent_by_nobody, sent_by_another) < 0.9
     assert share_longer(sent_by_nobody, sent_by_oneself) > 0.9
 

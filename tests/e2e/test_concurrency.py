@@ -98,7 +98,7 @@ def test_different_kinds_share_a_batch(http: httpx.Client, gateway: Gateway) -> 
 
 def test_seeded_requests_whose_prompts_are_read_in_steps(gateway: Gateway) -> None:
     """More prompt tokens at once than a step takes: some prompts are cut, and sampled in vain."""
-    long = "value = compute(value)\n" * 200
+    long = "value = compute(value)\n" * 100
     bodies = [greedy(f"# part {i}\n{long}", 8, seed=i, temperature=1.0) for i in range(16)]
     assert len(set(completed_at_once(gateway, bodies))) > 8, "seeds are not used"
 

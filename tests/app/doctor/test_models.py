@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import struct
 from collections.abc import Mapping
 from dataclasses import replace
@@ -288,6 +289,10 @@ def test_taps_that_are_no_list_are_a_finding(taps: Any) -> None:
     assert models.head_facts(head) is not None
 
 
+# A class and its bases, which may have brackets of their own.
+CLASS = re.compile(r"^[ \t]*class (\w+)(?:\(([^()]*(?:\([^()]*\)[^()]*)*)\))?:", re.MULTILINE)
+
+
 def test_the_classes_with_recurrent_layers_are_those_of_vllm() -> None:
     """Of those that generate text. Read from vLLM's source: each class would take an import."""
     vllm = find_spec("vllm")
@@ -296,9 +301,9 @@ def test_the_classes_with_recurrent_layers_are_those_of_vllm() -> None:
     folder = Path(vllm.origin).parent / "model_executor" / "models"
     bases: dict[str, set[str]] = {}
     for file in (*folder.rglob("*.py"), *(folder.parent.parent / "models").rglob("*.py")):
-        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
-            if isinstance(node, ast.ClassDef):
-                bases.setdefault(node.name, set()).update(map(ast.unparse, node.bases))
+        for name, found in CLASS.findall(file.read_text("utf-8")):  # to parse them takes 16 s
+            listed = (base.strip() for base in re.sub("#.*", "", found).split(","))
+            bases.setdefault(name, set()).update(filter(None, listed))
 
     def is_hybrid(name: str) -> bool:
         return name == "IsHybrid" or any(map(is_hybrid, bases.get(name, set()) - {name}))

@@ -753,5 +753,7 @@ def test_the_page_adds_little_to_the_time_to_the_first_token(page: Page) -> None
         text = page.tab.locator("[data-figure=first]").last.inner_text()
         number, unit = text.split()
         added.append(float(number) * (1000 if unit == "s" else 1) - bare)
+        if added[-1] < 50:
+            break
         page.tab.get_by_role("button", name="New chat").click()
     assert min(added) < 50

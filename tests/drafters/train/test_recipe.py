@@ -79,19 +79,22 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
 @pytest.fixture(scope="module")
 def evaluated(recipe: Recipe) -> dict[str, float]:
     """Head -> acceptance length by `aerie evaluate`."""
-    lengths = {}
-    for name in HEADS:
-        printed = io.StringIO()
-        with redirect_stdout(printed):
-            assert not aerie([
-                "evaluate", "--target", str(recipe.folder / "target"),
-                "--head", str(recipe.folder / name), "--k", str(K), "--tokens", str(ANSWER),
-                "--prompts", str(recipe.folder / "held-out.jsonl"), "--dtype", "float32",
-                "--threads", "1", "--device", "cpu", "--json",
-            ])  # fmt: skip
-        document = json.loads(printed.getvalue().splitlines()[-1])
-        lengths[name] = document["workloads"]["held-out"][str(K)]["acceptance_length"]
-    return lengths
+    printed = io.StringIO()
+    with redirect_stdout(printed):
+        assert not aerie([
+            "evaluate", "--target", str(recipe.folder / "target"),
+            "--head", *(str(recipe.folder / name) for name in HEADS),
+            "--k", str(K), "--tokens", str(ANSWER),
+            "--prompts", str(recipe.folder / "held-out.jsonl"), "--dtype", "float32",
+            "--threads", "1", "--device", "cpu", "--json",
+        ])  # fmt: skip
+    documents = map(
+        json.loads, filter(lambda line: line[:1] == "{", printed.getvalue().split("\n"))
+    )
+    return {
+        name: document["workloads"]["held-out"][str(K)]["acceptance_length"]
+        for name, document in zip(HEADS, documents, strict=True)
+    }
 
 
 @pytest.fixture(scope="module")

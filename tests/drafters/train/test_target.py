@@ -111,7 +111,7 @@ def test_nothing_is_trained_in_float16(
 ) -> None:
     write_target(tmp_path, dtype=torch.float16)
     seconds = {torch.bfloat16: 2.0 if half_is_slow else 0.5, torch.float32: 1.0}
-    monkeypatch.setattr(runtime, "seconds_of", seconds.__getitem__)
+    monkeypatch.setattr(runtime, "seconds_of", lambda dtype, side: seconds[dtype])
     target = FrozenTarget.load_for_training(tmp_path)
     # A head is saved in the checkpoint's own type.
     assert (target.dtype, target.stored) == (

@@ -236,7 +236,7 @@ def test_a_run_goes_on_in_the_type_that_it_began_in(
     monkeypatch.setattr(Trainer, "run", killed)
     for in_half in (2.0, 0.5):
         seconds = {torch.bfloat16: in_half, torch.float32: 1.0}
-        monkeypatch.setattr(runtime, "seconds_of", seconds.get)
+        monkeypatch.setattr(runtime, "seconds_of", lambda dtype, side, of=seconds: of[dtype])
         with pytest.raises(KeyboardInterrupt):
             train(out, *MASK, target=target)
     assert dtypes == [torch.float32, torch.float32]
@@ -460,7 +460,8 @@ def test_a_head_is_stored_in_the_type_of_its_target(
     train: Train, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     target = write_target(tmp_path / "target", dtype=torch.bfloat16)
-    monkeypatch.setattr(runtime, "seconds_of", {torch.bfloat16: 2.0, torch.float32: 1.0}.get)
+    seconds = {torch.bfloat16: 2.0, torch.float32: 1.0}
+    monkeypatch.setattr(runtime, "seconds_of", lambda dtype, side: seconds[dtype])
     for name, asked in (("own", ()), ("wide", ("--dtype", "float32"))):
         assert train(tmp_path / name, *MASK, *asked, target=target) == 0
         found = load_head(tmp_path / name).fc.weight.dtype
@@ -484,8 +485,34 @@ def test_weights_that_stay_in_float16_are_refused(
 
 def test_types_are_timed_on_a_cpu_alone() -> None:
     """Which of them is then trained in, test_target.py tells."""
-    assert 0 < seconds_of(torch.float32) < 5 and 0 < seconds_of(torch.bfloat16) < 5
+    assert 0 < seconds_of(torch.float32, 256) < 5 and 0 < seconds_of(torch.bfloat16, 256) < 5
     assert slow_bfloat16("cuda") is None
+
+
+@pytest.mark.parametrize(
+    ("in_half", "sides", "chosen"),
+    [
+        ({256: 40.0}, {256}, torch.float32),
+        ({256: 0.1}, {256}, None),
+        ({256: 2.0, 768: 0.9}, {256, 768}, None),
+        ({256: 0.5, 768: 1.1}, {256, 768}, torch.float32),
+    ],
+)
+def test_large_products_are_timed_only_where_small_ones_do_not_tell(
+    in_half: dict[int, float],
+    sides: set[int],
+    chosen: torch.dtype | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The fault: on a processor that emulates bfloat16 every command of training took 4 s more."""
+    asked = set()
+
+    def seconds(dtype: torch.dtype, side: int) -> float:
+        asked.add(side)
+        return in_half[side] if dtype == torch.bfloat16 else 1.0
+
+    monkeypatch.setattr(runtime, "seconds_of", seconds)
+    assert slow_bfloat16("cpu") == chosen and asked == sides
 
 
 @pytest.mark.parametrize("server", ["127.0.0.1:8000", "localhost", "ftp://here", "http://"])

@@ -72,6 +72,12 @@ def write(folder: Path, name: str, sequences: list[Captured]) -> None:
     (folder / FOLDER / f"{name}.jsonl").write_bytes(b"".join(item.line() for item in sequences))
 
 
+@pytest.fixture(scope="module")
+def target(target_folder: Path) -> FrozenTarget:
+    """One for all: `answers` keeps what it wrote. No test changes it, and rounds load their own."""
+    return FrozenTarget.load(target_folder)
+
+
 @pytest.fixture(autouse=True)
 def everything_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """The heads here begin with random weights: half of the way back to those is no head."""
@@ -194,6 +200,7 @@ def test_the_next_round_goes_on_from_the_head_in_force(
     second = run(options)
     assert (second.number, second.provenance["parent"]) == (2, 1)
     assert second.provenance["replay"]["against"] == 1
+    options.epochs = 0.1
     lineage.pin(0)
     assert run(options).provenance["parent"] == 0
     lineage.pin(None)
@@ -225,6 +232,7 @@ def test_a_round_that_another_first_head_overtakes_adds_nothing(
     options: argparse.Namespace, monkeypatch: pytest.MonkeyPatch
 ):
     """The learner may run elsewhere while the gateway is started with another head."""
+    options.epochs = 1.0
     lineage = Lineage(options.folder)
     lineage.descend_from("a target and a head")
     select = Round._select
@@ -288,6 +296,7 @@ def test_a_round_reads_no_more_prompts_than_it_may(
 
 def test_a_head_that_learns_nothing_is_refused(options: argparse.Namespace):
     options.muon_lr = options.adam_lr = 0.0
+    options.epochs = 0.1
     found = run(options)
     assert found.verdict == REFUSED
     assert found.provenance["reason"] == "not better on captured answers"

@@ -25,11 +25,11 @@ PROMPT = [int(digit) for digit in "0152736412053716240351476025152"]
 K_MAX = 4
 HEADS = ("p-eagle", "eagle3")
 KINDS: dict[str, dict[str, Any]] = {
-    "plain": {"count": 5_000, "options": {"temperature": 1.0}},
-    "top-k": {"count": 3_000, "options": {"temperature": 0.8, "top_k": 4}},
-    "top-p": {"count": 3_000, "options": {"temperature": 0.7, "top_p": 0.95}},
-    "logit_bias": {"count": 3_000, "options": {"temperature": 1.0, "logit_bias": {2: 1.5, 6: -2}}},
-    "min_p": {"count": 3_000, "options": {"temperature": 1.0, "min_p": 0.08}},
+    "plain": {"count": 2_500, "options": {"temperature": 1.0}},
+    "top-k": {"count": 1_500, "options": {"temperature": 0.8, "top_k": 4}},
+    "top-p": {"count": 1_500, "options": {"temperature": 0.7, "top_p": 0.95}},
+    "logit_bias": {"count": 1_500, "options": {"temperature": 1.0, "logit_bias": {2: 1.5, 6: -2}}},
+    "min_p": {"count": 1_500, "options": {"temperature": 1.0, "min_p": 0.08}},
 }
 
 

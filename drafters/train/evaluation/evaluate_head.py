@@ -65,11 +65,16 @@ class WorkloadResult:
     results: dict[int, AcceptanceCounts]
 
 
+def refuse_absent_head(folder: Path) -> None:
+    """Raise ValueError if there is no head in this folder."""
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"no head in {folder}: a folder with config.json is needed")
+
+
 def load_fitting_head(folder: Path, target: FrozenTarget, name: str) -> DraftHead:
     """Load a head in the target's dtype, as an engine runs it. Raises ValueError if it does not
     fit the target, which the error calls `name`."""
-    if not (folder / "config.json").is_file():
-        raise ValueError(f"no head in {folder}: a folder with config.json is needed")
+    refuse_absent_head(folder)
     layers = target.shape.num_hidden_layers
     config = HeadConfig.load(folder, layers)
     if reasons := misfits(folder, config, target):
@@ -148,6 +153,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     counts = sorted({count for part in args.k for count in part})
     prepare_cpu(args.threads)
     try:
+        for folder in args.head:
+            refuse_absent_head(folder)  # a large target takes minutes to load
         dtype = getattr(torch, args.dtype) if args.dtype else slow_bfloat16(args.device)
         target = FrozenTarget.load(args.target, dtype=dtype, device=args.device)
         set_template(target.tokenizer, args)

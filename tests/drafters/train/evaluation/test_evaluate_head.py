@@ -144,6 +144,17 @@ def test_what_cannot_be_measured_is_said(
     assert reason in capsys.readouterr().err.splitlines()[-1]
 
 
+def test_an_absent_head_is_refused_before_the_target_is_loaded(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def load(*_: Any, **__: Any) -> None:
+        raise AssertionError("the target is loaded")
+
+    monkeypatch.setattr(FrozenTarget, "load", load)
+    assert main([*command, "--head", "/nowhere"]) == 2
+    assert "no head in /nowhere" in capsys.readouterr().err
+
+
 @pytest.fixture
 def chat_template(target_folder: Path) -> Iterator[None]:
     """Give the tiny target's tokenizer a chat format, and take it away again."""

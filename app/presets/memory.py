@@ -197,8 +197,12 @@ def need(
 
 
 def usable(settings: Settings, gpu_gib: float) -> float:
-    """GiB of a GPU that vLLM may use."""
-    share: float | None = _engine_arguments(settings)["gpu_memory_utilization"]
+    """GiB of a GPU that vLLM may use. Where the size of the KV cache is given, the operator's share
+    bounds nothing (vllm/v1/worker/gpu_worker.py, determine_available_memory)."""
+    arguments = _engine_arguments(settings)
+    share: float | None = arguments["gpu_memory_utilization"]
+    if arguments["kv_cache_memory_bytes"]:
+        share = None
     return gpu_gib * (share or UTILISATION)
 
 

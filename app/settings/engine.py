@@ -44,7 +44,11 @@ class EngineSettings(Section):
         "quarter of what is free).",
     )
     gpu_memory_utilization: float | None = Field(
-        None, gt=0, le=1, description="Share of GPU memory that vLLM may use."
+        None,
+        gt=0,
+        le=1,
+        description="Share of GPU memory that vLLM may use, and that must be free when it starts "
+        "(default: vLLM's 0.92, or 0.01 where the size of the KV cache is given).",
     )
     tensor_parallel_size: int = Field(1, ge=1, description="GPUs that the model is split over.")
     enable_prefix_caching: bool = Field(True, description="Reuse the KV cache of equal prefixes.")

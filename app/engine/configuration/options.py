@@ -27,6 +27,10 @@ TORCHVISION_FOR_A_CPU = (
 )
 GIB = 1024**3
 CPU_KV_SHARE = 0.25
+# gpu_memory_utilization where the size of the KV cache is given. vLLM then only asks at the start
+# whether that share of the GPU is free (vllm/v1/worker/utils.py, request_memory), 0.92 by default.
+# It takes weights that another process holds (load_format ipc_cache) off the share.
+SHARE_BESIDE_KV_SIZE = 0.01
 # By its full name: "uni" becomes "mp" on a CPU (vllm/platforms/cpu.py).
 ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
@@ -128,6 +132,9 @@ def engine_options(
         if settings.speculation.speculation_header:
             options["per_request_spec_decode_metrics"] = "summary"
     options |= engine.engine_args
+    has_kv_size = bool(options.get("kv_cache_memory_bytes"))
+    if cpu is None and has_kv_size and options.get("load_format") != "ipc_cache":
+        options.setdefault("gpu_memory_utilization", SHARE_BESIDE_KV_SIZE)
     if gpu is not None and settings.speculates:
         k = settings.speculation.head_k or settings.speculation.lookup_k
         head = method if settings.has_head else None

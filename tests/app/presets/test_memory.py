@@ -249,6 +249,12 @@ def test_among_unequal_gpus_those_count_that_an_engine_takes() -> None:
         assert finding is not None and finding.status == status, gpus
 
 
+def test_beside_a_given_kv_cache_the_share_bounds_nothing() -> None:
+    """The fault: a small share, with which the engine starts, was said to leave no memory."""
+    given = settings(kv_cache_gib=1, gpu_memory_utilization=0.05)
+    assert usable(given, 80) == usable(settings(), 80)
+
+
 def test_the_length_that_is_proposed_fits_and_more_does_not() -> None:
     wanted = settings(max_model_len=65536)
     proposed = longest(wanted, ABOUT, 27.0)

@@ -10,6 +10,7 @@ from app.engine.configuration.cpu import CpuMachine
 from app.engine.configuration.options import (
     ONE_PROCESS,
     REQUEST_BOUNDS,
+    SHARE_BESIDE_KV_SIZE,
     engine_options,
     set_environment,
 )
@@ -109,6 +110,30 @@ def test_on_a_cpu_the_kv_cache_takes_a_share_of_what_is_free() -> None:
     given = load({"kv_cache_gib": "0.5"}, {})
     for there in (machine, None):
         assert engine_options(given, there)["kv_cache_memory_bytes"] == 2**29
+
+
+@pytest.mark.parametrize(
+    ("settings", "share"),
+    [
+        ({"kv_cache_gib": "1"}, SHARE_BESIDE_KV_SIZE),
+        ({"kv_cache_gib": "1", "tensor_parallel_size": "2"}, SHARE_BESIDE_KV_SIZE),
+        ({"engine_args": '{"kv_cache_memory_bytes": 1073741824}'}, SHARE_BESIDE_KV_SIZE),
+        ({"kv_cache_gib": "1", "gpu_memory_utilization": "0.5"}, 0.5),
+        ({"kv_cache_gib": "1", "engine_args": '{"gpu_memory_utilization": 0.4}'}, 0.4),
+        ({}, None),
+        ({"kv_cache_gib": "1", "engine_args": '{"kv_cache_memory_bytes": null}'}, None),
+        ({"kv_cache_gib": "1", "engine_args": '{"load_format": "ipc_cache"}'}, None),
+    ],
+)
+def test_with_a_given_kv_cache_little_of_a_gpu_has_to_be_free(
+    settings: dict[str, str], share: float | None
+) -> None:
+    """The fault: the default model did not start on a GPU of which less than 92% was free."""
+    given = load({"model": "a/b", "k": "0", **settings}, {})
+    assert engine_options(given).get("gpu_memory_utilization") == share
+    if share == SHARE_BESIDE_KV_SIZE:
+        machine = CpuMachine(2**33, can_compile=True)
+        assert "gpu_memory_utilization" not in engine_options(given, machine)
 
 
 def test_on_a_cpu_the_model_runs_in_the_engines_own_process() -> None:

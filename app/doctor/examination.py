@@ -70,7 +70,7 @@ def examine(
             hidden=len(devices) - len(visible_gpus),
             amd=Path("/dev/kfd").exists(),
         ),
-        *([] if cpu_build or not devices else [machine.check_driver(devices[0].driver)]),
+        *([] if cpu_build else _check_gpus(devices, visible_gpus)),
         *_check_compilers(settings, cpu_build=cpu_build),
         machine.check_cores(len(os.sched_getaffinity(0))),
         *_check_memory(settings, about, checkpoints, devices, cpu_build=cpu_build),
@@ -107,6 +107,17 @@ def check_start(settings: Settings, preset: str | None = None) -> list[Finding]:
     if cpu_build and "model" in checkpoints:
         return findings  # nothing would be downloaded, and vLLM says at once what is missing
     return findings + _check_memory(settings, about, checkpoints, _gpus(), cpu_build=cpu_build)
+
+
+def _check_gpus(
+    devices: Sequence[gpus.GpuDevice], visible: Sequence[gpus.GpuDevice]
+) -> list[Finding]:
+    """Findings about the driver of the machine's GPUs, and about what those are that CUDA shows."""
+    capabilities = {gpu.name: gpu.capability for gpu in visible if gpu.capability is not None}
+    return [
+        *([machine.check_driver(devices[0].driver)] if devices else []),
+        *([machine.check_capability(capabilities)] if capabilities else []),
+    ]
 
 
 def _check_compilers(settings: Settings, *, cpu_build: bool) -> list[Finding]:
@@ -394,11 +405,16 @@ def _import_error(name: str) -> str | None:
 
 def _gpus() -> list[gpus.GpuDevice]:
     """Every GPU of the machine, asked from its driver so that torch need not be loaded."""
-    try:
-        done = subprocess.run(gpus.QUERY, capture_output=True, text=True, timeout=20, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return gpus.read(done.stdout)
+    for capability in (True, False):
+        query = gpus.query(capability=capability)
+        try:
+            done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
+        except subprocess.CalledProcessError:
+            continue  # an old driver, or a broken one
+        except (OSError, subprocess.SubprocessError):
+            break
+        return gpus.read(done.stdout, capability=capability)
+    return []
 
 
 def _cpu_flags() -> set[str]:

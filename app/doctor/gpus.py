@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 VISIBLE, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
 FIELDS = ("index", "uuid", "name", "memory.total", "mig.mode.current", "driver_version")
-QUERY = ("nvidia-smi", f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits")
+CAPABILITY = "compute_cap"  # a field that old drivers do not know
+_VERSION = re.compile(r"\d+\.\d+")
 
 
 class GpuDevice(NamedTuple):
@@ -19,19 +21,29 @@ class GpuDevice(NamedTuple):
     name: str
     gib: float | None  # None: of a slice, or of a GPU that shares the host's memory
     driver: str
+    capability: float | None = None  # CUDA's compute capability
 
 
-def read(text: str) -> list[GpuDevice]:
-    """The GPUs in the answer to QUERY, a line each."""
+def query(*, capability: bool = True) -> tuple[str, ...]:
+    """The command that lists the GPUs; `capability`: with the field CAPABILITY."""
+    fields = (*FIELDS, CAPABILITY) if capability else FIELDS
+    return ("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits")
+
+
+def read(text: str, *, capability: bool = True) -> list[GpuDevice]:
+    """The GPUs in the answer to `query`, a line each."""
     gpus = []
     for line in text.splitlines():
         fields = [field.strip() for field in line.split(",")]
-        if len(fields) < len(FIELDS):
+        if not capability:
+            fields.append("")
+        if len(fields) <= len(FIELDS):
             continue
-        number, uuid, *name, mebibytes, mig, driver = fields  # a name may have commas
+        number, uuid, *name, mebibytes, mig, driver, supported = fields  # a name may have commas
         has_memory = mebibytes.isdigit() and mig != "Enabled"
         gib = int(mebibytes) / 1024 if has_memory else None
-        gpus.append(GpuDevice(number, uuid, ", ".join(name), gib, driver))
+        version = float(supported) if _VERSION.fullmatch(supported) else None
+        gpus.append(GpuDevice(number, uuid, ", ".join(name), gib, driver, version))
     return gpus
 
 
@@ -58,7 +70,9 @@ def visible(gpus: Sequence[GpuDevice], environ: Mapping[str, str]) -> list[GpuDe
 def _named(entry: str, gpus: Sequence[GpuDevice]) -> GpuDevice | None:
     """The GPU that an entry of CUDA_VISIBLE_DEVICES means: an index, a UUID or its beginning."""
     if entry.startswith("MIG-"):  # the driver's list has whole GPUs alone
-        return GpuDevice("", entry, "MIG slice", None, gpus[0].driver) if gpus else None
+        if not gpus:
+            return None
+        return GpuDevice("", entry, "MIG slice", None, gpus[0].driver, gpus[0].capability)
     if entry.startswith("GPU-"):
         matches = [gpu for gpu in gpus if gpu.uuid.startswith(entry)]
         return matches[0] if len(matches) == 1 else None

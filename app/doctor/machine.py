@@ -17,6 +17,9 @@ PYTHONS = ((3, 11), (3, 12))
 TORCH_VERSION = "2.13.0"
 # CUDA 13's: docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html
 DRIVER = 580
+# The oldest compute capability for which CUDA 13 compiles; Volta (V100) and Pascal (GTX 10xx) are
+# older: docs.nvidia.com/cuda/cuda-toolkit-release-notes
+CAPABILITY = 7.5
 
 # Beside torch's CPU build, the index's CUDA builds of these make `import transformers` fail.
 MEDIA_PACKAGES = ("torchvision", "torchaudio", "torchcodec")
@@ -147,6 +150,18 @@ def check_driver(driver: str) -> Finding:
             "GPUs CUDA's forward compatibility (VLLM_ENABLE_CUDA_COMPATIBILITY=1)",
         )
     return ok("driver", driver)
+
+
+def check_capability(capabilities: Mapping[str, float]) -> Finding:
+    """Check that CUDA 13 supports the GPUs that CUDA shows: their compute capabilities by name."""
+    detail = ", ".join(f"{name} {capability}" for name, capability in capabilities.items())
+    old = [name for name, capability in capabilities.items() if capability < CAPABILITY]
+    if not old:
+        return ok("capability", detail)
+    problem = f"{detail}, CUDA 13 wants {CAPABILITY} or newer"
+    if len(old) == len(capabilities):
+        return fail("capability", problem, "make install BACKEND=cpu")
+    return warn("capability", problem, "name the others by UUID in CUDA_VISIBLE_DEVICES")
 
 
 def check_triton_compiler(compiler: str | None, python_headers: bool) -> Finding:

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from app.doctor import examination, gpus
+from app.doctor.gpus import GpuDevice
 from app.doctor.report import Finding
 from app.settings import load
 
 T4, H200, GB10 = "Tesla T4, 15360", "NVIDIA H200, 143771", "NVIDIA GB10, [N/A]"
 
 
-def lines(*devices: str, mig: str = "Disabled", driver: str = "580.95.05") -> str:
-    """What the driver answers to QUERY, for devices of (name, memory)."""
+def lines(
+    *devices: str, mig: str = "Disabled", driver: str = "580.95.05", capability: str = ", 9.0"
+) -> str:
+    """What the driver answers to `gpus.query`, for devices of (name, memory)."""
     return "".join(
-        f"{index}, GPU-{index}a{index}b-77, {device}, {mig}, {driver}\n"
+        f"{index}, GPU-{index}a{index}b-77, {device}, {mig}, {driver}{capability}\n"
         for index, device in enumerate(devices)
     )
 
@@ -26,15 +30,15 @@ def lines(*devices: str, mig: str = "Disabled", driver: str = "580.95.05") -> st
 def test_the_driver_s_lines_are_read() -> None:
     found = gpus.read(lines(H200, GB10) + "\nNo devices were found\n")
     assert found == [
-        gpus.GpuDevice("0", "GPU-0a0b-77", "NVIDIA H200", 143771 / 1024, "580.95.05"),
+        gpus.GpuDevice("0", "GPU-0a0b-77", "NVIDIA H200", 143771 / 1024, "580.95.05", 9.0),
         # Of the host's memory: it has no figure of its own, and is a GPU all the same.
-        gpus.GpuDevice("1", "GPU-1a1b-77", "NVIDIA GB10", None, "580.95.05"),
+        gpus.GpuDevice("1", "GPU-1a1b-77", "NVIDIA GB10", None, "580.95.05", 9.0),
     ]
     assert gpus.memory(found[:1]) == [143771 / 1024] and gpus.memory(found) == []
     assert gpus.description(found) == "NVIDIA H200 and NVIDIA GB10"
     assert gpus.description(found[:1] * 2) == "2 x NVIDIA H200"
     assert gpus.description([]) is None
-    assert gpus.read("0, GPU-1, Made, up, 1024, [N/A], 580.1\n")[0].name == "Made, up"
+    assert gpus.read("0, GPU-1, Made, up, 1024, [N/A], 580.1, [N/A]\n")[0].name == "Made, up"
 
 
 def test_of_a_gpu_that_is_cut_into_slices_the_memory_is_not_known() -> None:
@@ -210,3 +214,33 @@ def test_doctor_looks_at_driver_and_compilers(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     found = of(doctor(H200), "device")
     assert found is not None and "shows none of 1 GPUs" in found.detail
+
+
+def test_a_gpu_that_cuda_no_longer_supports_fails(
+    doctor: Doctor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fault: doctor passed a V100, on which the first kernel ended the start."""
+    found = of(doctor("Tesla V100-SXM2-16GB, 16384", capability=", 7.0"), "capability")
+    assert found is not None and found.status == "FAIL"
+    assert found.remedy == "make install BACKEND=cpu"
+    found = of(doctor(T4, capability=", 7.5"), "capability")
+    assert found is not None and found.status == "ok"
+    old = GpuDevice("0", "GPU-0", "GTX 1080", 8.0, "580.1", 6.1)
+    new = GpuDevice("1", "GPU-1", "RTX 4090", 24.0, "580.1", 8.9)
+    monkeypatch.setattr(examination, "_gpus", lambda: [old, new])
+    findings = examination.examine(load({"port": "0"}, {}))
+    found = of(findings, "capability")
+    assert found is not None and found.status == "warn"
+
+
+def test_an_old_driver_is_asked_again_without_the_capability(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def run(query: Sequence[str], **_: Any) -> SimpleNamespace:
+        if "compute_cap" in query[1]:
+            raise subprocess.CalledProcessError(2, query)
+        return SimpleNamespace(stdout=lines(T4, driver="470.82.01", capability=""))
+
+    monkeypatch.setattr(subprocess, "run", run)
+    (gpu,) = examination._gpus()
+    assert (gpu.name, gpu.driver, gpu.capability) == ("Tesla T4", "470.82.01", None)

@@ -113,9 +113,15 @@ def _check_gpus(
     devices: Sequence[gpus.GpuDevice], visible: Sequence[gpus.GpuDevice]
 ) -> list[Finding]:
     """Findings about the driver of the machine's GPUs, and about what those are that CUDA shows."""
+    if not devices:
+        return []
     capabilities = {gpu.name: gpu.capability for gpu in visible if gpu.capability is not None}
     return [
-        *([machine.check_driver(devices[0].driver)] if devices else []),
+        machine.check_driver(
+            devices[0].driver,
+            compatibility=cuda.asks_for_compatibility(os.environ),
+            folder=cuda.compatibility_folder(os.environ),
+        ),
         *([machine.check_capability(capabilities)] if capabilities else []),
     ]
 

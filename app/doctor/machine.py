@@ -135,21 +135,29 @@ def check_device(
     return ok("device", f"CPU: {', '.join(['AVX-512', *found])}")
 
 
-def check_driver(driver: str) -> Finding:
+def check_driver(driver: str, *, compatibility: bool = False, folder: str | None = None) -> Finding:
     """Check that a GPU's driver is new enough for the CUDA of the locked packages.
 
     An older one is a warning: with CUDA's forward compatibility it may do on data-centre GPUs
-    (vllm/env_override.py).
+    (vllm/env_override.py). It is a failure where vLLM is to load that (`compatibility`) and there
+    is no `folder` to load it from.
     """
     major = driver.partition(".")[0]
-    if major.isdigit() and int(major) < DRIVER:
-        return warn(
-            "driver",
-            f"{driver}, CUDA 13 wants {DRIVER} or newer",
-            f"install driver {DRIVER} or newer (a container has its host's), or on data-centre "
-            "GPUs CUDA's forward compatibility (VLLM_ENABLE_CUDA_COMPATIBILITY=1)",
-        )
-    return ok("driver", driver)
+    if not major.isdigit() or int(major) >= DRIVER:
+        return ok("driver", driver)
+    detail = f"{driver}, CUDA 13 wants {DRIVER} or newer"
+    if compatibility and folder is None:
+        problem = f"{detail}, and no folder has CUDA's forward compatibility"
+        return fail("driver", problem, f"install driver {DRIVER} or newer, or {_COMPATIBILITY}")
+    return warn(
+        "driver",
+        detail,
+        f"install driver {DRIVER} or newer (a container has its host's), or on data-centre GPUs "
+        f"{_COMPATIBILITY}, and set VLLM_ENABLE_CUDA_COMPATIBILITY=1",
+    )
+
+
+_COMPATIBILITY = "the package cuda-compat-13-0 (or name its folder in VLLM_CUDA_COMPATIBILITY_PATH)"
 
 
 def check_capability(capabilities: Mapping[str, float]) -> Finding:

@@ -19,6 +19,9 @@ from pathlib import Path
 
 TOOLKIT = "/usr/local/cuda"  # where nvcc is looked for last
 
+# Where the package cuda-compat-13-0 installs CUDA's forward compatibility, for torch's CUDA.
+COMPATIBILITY = "/usr/local/cuda-13.0/compat"
+
 # vLLM draws with FlashInfer by default, and asks for no compiler first
 # (vllm/v1/sample/ops/topk_topp_sampler.py). Its V2 runner warms that kernel up on every start path.
 # It is off with a compiler too: steps with drafts never use it, and a text must not depend on
@@ -49,6 +52,23 @@ def c_compiler(environ: Mapping[str, str]) -> str | None:
     if (compiler := environ.get("CC")) is not None:
         return shutil.which(compiler, path=path)
     return shutil.which("gcc", path=path) or shutil.which("clang", path=path)
+
+
+def asks_for_compatibility(environ: Mapping[str, str]) -> bool:
+    """Whether vLLM is to load CUDA's forward compatibility (vllm/env_override.py)."""
+    value = environ.get("VLLM_ENABLE_CUDA_COMPATIBILITY", "")
+    return value.strip().lower() in ("1", "true")
+
+
+def compatibility_folder(environ: Mapping[str, str], default: str = COMPATIBILITY) -> str | None:
+    """The folder from which vLLM would load it, or None: then it goes on without a word."""
+    conda = environ.get("CONDA_PREFIX")
+    folders = (
+        environ.get("VLLM_CUDA_COMPATIBILITY_PATH"),
+        str(Path(conda, "cuda-compat")) if conda else None,
+        default,
+    )
+    return next((folder for folder in folders if folder and Path(folder).is_dir()), None)
 
 
 def environment(environ: Mapping[str, str], toolkit: str = TOOLKIT) -> dict[str, str]:

@@ -209,6 +209,11 @@ def test_doctor_looks_at_driver_and_compilers(
     findings = doctor(H200, driver="550.54.15")
     status = {finding.check: finding.status for finding in findings}
     assert (status["driver"], status["compiler"], status["nvcc"]) == ("warn", "FAIL", "ok")
+    monkeypatch.setenv("VLLM_ENABLE_CUDA_COMPATIBILITY", "1")
+    monkeypatch.setattr(examination.cuda, "compatibility_folder", lambda _: None)
+    found = of(doctor(H200, driver="550.54.15"), "driver")
+    assert found is not None and found.status == "FAIL"
+    assert found.remedy is not None and "cuda-compat-13-0" in found.remedy
     line = of(findings, "nvcc")
     assert line is not None and line.detail.startswith("none, ninja ")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")

@@ -27,6 +27,7 @@ def test_a_good_machine_passes() -> None:
         machine.check_memory(24.0, 14.0, 4.0),
         machine.check_driver("580.65.06"),
         machine.check_driver("595.10"),
+        machine.check_driver("595.10", compatibility=True),  # not needed
         machine.check_triton_compiler("/usr/bin/gcc", True),
         machine.check_nvcc(None, None),
         machine.check_nvcc("/usr/local/cuda/bin/nvcc", "/usr/bin/ninja"),
@@ -70,6 +71,8 @@ def test_a_target_that_reads_images_needs_torchvision() -> None:
         (machine.check_triton_compiler(None, True), "no C compiler: Triton"),
         (machine.check_triton_compiler("/usr/bin/gcc", False), "no Python.h: Triton"),
         (machine.check_triton_compiler(None, False), "no C compiler and no Python.h: Triton"),
+        # Catches: a warning with a variable that is set already, and does nothing.
+        (machine.check_driver("570.1", compatibility=True), "no folder has CUDA's forward"),
         (machine.check_memory(6.4, 0.0, 4.0), "needs 6.5"),
         (machine.check_memory(10.0, 7.0, None), "needs 12.0"),  # a quarter for the KV cache
         (machine.check_cache("/cache", "Permission denied"), "/cache: Permission denied"),
@@ -91,6 +94,7 @@ def test_what_cannot_serve_fails_with_a_remedy(finding: Finding, detail: str) ->
         machine.check_compiler(None, True, needed=True),
         machine.check_compiler("/usr/bin/g++", False, needed=True),
         machine.check_driver("570.133.20"),  # CUDA's forward compatibility may serve
+        machine.check_driver("570.133.20", compatibility=True, folder="/compat"),
         machine.check_cores(1),
         machine.check_disk(0.5, "/cache"),
     ],

@@ -6,7 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from app.engine.configuration.cuda import c_compiler, environment, nvcc
+from app.engine.configuration.cuda import (
+    asks_for_compatibility,
+    c_compiler,
+    compatibility_folder,
+    environment,
+    nvcc,
+)
 
 
 def toolkit(folder: Path) -> Path:
@@ -53,3 +59,23 @@ def test_the_c_compiler_is_the_one_triton_would_run(tmp_path: Path) -> None:
         assert c_compiler({"PATH": path}) == f"{path}/{name}"
     assert c_compiler({"PATH": path, "CC": "clang"}) == f"{path}/clang"
     assert c_compiler({"PATH": path, "CC": "other"}) is None
+
+
+@pytest.mark.parametrize(("value", "asked"), [("1", True), (" True ", True), ("0", False)])
+def test_forward_compatibility_is_asked_for_as_vllm_reads_it(value: str, asked: bool) -> None:
+    assert asks_for_compatibility({"VLLM_ENABLE_CUDA_COMPATIBILITY": value}) is asked
+    assert not asks_for_compatibility({})
+
+
+def test_forward_compatibility_lies_where_vllm_looks(tmp_path: Path) -> None:
+    none, default, named = (str(tmp_path / name) for name in ("none", "default", "named"))
+    conda = tmp_path / "conda" / "cuda-compat"
+    for folder in (default, named, conda):
+        Path(folder).mkdir(parents=True)
+    name = "VLLM_CUDA_COMPATIBILITY_PATH"
+    of_conda = {"CONDA_PREFIX": str(conda.parent)}
+    assert compatibility_folder({}, none) is None
+    assert compatibility_folder({name: none, "CONDA_PREFIX": none}, none) is None
+    assert compatibility_folder({name: none}, default) == default
+    assert compatibility_folder(of_conda, default) == str(conda)
+    assert compatibility_folder({name: named, **of_conda}, default) == named

@@ -74,6 +74,11 @@ def examine(
         *_check_compilers(settings, cpu_build=cpu_build),
         machine.check_cores(len(os.sched_getaffinity(0))),
         *_check_memory(settings, about, checkpoints, devices, cpu_build=cpu_build),
+        *(
+            []
+            if cpu_build or state is not None  # the engine of a gateway that runs here takes it
+            else _check_free_memory(settings, about, checkpoints, devices)
+        ),
         machine.check_disk(
             shutil.disk_usage(_existing(cache)).free / machine.GIB, str(_existing(cache))
         ),
@@ -334,12 +339,7 @@ def _check_memory(
     Memory that does not suffice is a warning where an option is given that the sum leaves out.
     """
     arguments = settings.engine.engine_args
-    target = checkpoints.get("model")
-    if target is not None and (facts := facts_in(target.text(), target.weights_bytes)):
-        about = (about or About()).model_copy(update={"target": facts})
-    head = checkpoints.get("head")
-    if head is not None and (head_facts := models.head_facts(head)):
-        about = (about or About()).model_copy(update={"head": head_facts})
+    about = _with_files(about, checkpoints)
     if cpu_build:
         needed = need(settings, about) if about else None
         dtype = settings.model.dtype
@@ -364,6 +364,35 @@ def _check_memory(
     spread = about is not None and about.target is not None and about.target.mixture
     left_out = (*_NOT_IN_THE_SUM, *(_SPREAD_EXPERTS if spread else ()))
     return [report.unless_given(gpu_finding, arguments, left_out)]
+
+
+def _with_files(about: About | None, checkpoints: Mapping[str, models.Checkpoint]) -> About | None:
+    """What is known of the models, by their files where these could be read."""
+    target = checkpoints.get("model")
+    if target is not None and (facts := facts_in(target.text(), target.weights_bytes)):
+        about = (about or About()).model_copy(update={"target": facts})
+    head = checkpoints.get("head")
+    if head is not None and (head_facts := models.head_facts(head)):
+        about = (about or About()).model_copy(update={"head": head_facts})
+    return about
+
+
+def _check_free_memory(
+    settings: Settings,
+    about: About | None,
+    checkpoints: Mapping[str, models.Checkpoint],
+    devices: Sequence[gpus.GpuDevice],
+) -> list[Finding]:
+    """The finding about what other processes leave of the GPUs' memory, where that is known."""
+    certain = gpus.is_certain(devices, os.environ)
+    finding = machine.check_free_gpu_memory(
+        settings,
+        _with_files(about, checkpoints),
+        gpus.visible(devices, os.environ) if certain else devices,
+        certain=certain,
+    )
+    arguments = settings.engine.engine_args
+    return [report.unless_given(finding, arguments, _NOT_IN_THE_SUM)] if finding else []
 
 
 # Those with which vLLM splits a mixture's experts over more GPUs than the tensor parallel ones

@@ -8,7 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 VISIBLE, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
-FIELDS = ("index", "uuid", "name", "memory.total", "mig.mode.current", "driver_version")
+FIELDS = (
+    *("index", "uuid", "name", "memory.total", "memory.free"),
+    *("mig.mode.current", "driver_version"),
+)
 CAPABILITY = "compute_cap"  # a field that old drivers do not know
 _VERSION = re.compile(r"\d+\.\d+")
 
@@ -22,6 +25,7 @@ class GpuDevice(NamedTuple):
     gib: float | None  # None: of a slice, or of a GPU that shares the host's memory
     driver: str
     capability: float | None = None  # CUDA's compute capability
+    free_gib: float | None = None  # None where `gib` is
 
 
 def query(*, capability: bool = True) -> tuple[str, ...]:
@@ -39,11 +43,13 @@ def read(text: str, *, capability: bool = True) -> list[GpuDevice]:
             fields.append("")
         if len(fields) <= len(FIELDS):
             continue
-        number, uuid, *name, mebibytes, mig, driver, supported = fields  # a name may have commas
-        has_memory = mebibytes.isdigit() and mig != "Enabled"
-        gib = int(mebibytes) / 1024 if has_memory else None
+        # A name may have commas.
+        number, uuid, *name, total, free, mig, driver, supported = fields
         version = float(supported) if _VERSION.fullmatch(supported) else None
-        gpus.append(GpuDevice(number, uuid, ", ".join(name), gib, driver, version))
+        gib = free_gib = None
+        if total.isdigit() and free.isdigit() and mig != "Enabled":
+            gib, free_gib = int(total) / 1024, int(free) / 1024
+        gpus.append(GpuDevice(number, uuid, ", ".join(name), gib, driver, version, free_gib))
     return gpus
 
 

@@ -5,14 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
+from app.doctor.gpus import GpuDevice
 from app.doctor.report import Finding, fail, ok, warn
 from app.engine.configuration.options import CPU_KV_SHARE, TORCHVISION_FOR_A_CPU, VLLM_VERSION
 from app.presets.about import About
-from app.presets.memory import UTILISATION, fewest_gpus, longest, need, usable
+from app.presets.memory import (
+    UTILISATION,
+    fewest_gpus,
+    free_at_start,
+    longest,
+    need,
+    tensor_parallel_size,
+    usable,
+)
 from app.settings import Settings
 
 GIB = 1024**3
-GPU_MEMORY = "gpu memory"  # the name of a check
+GPU_MEMORY, FREE_GPU_MEMORY = "gpu memory", "free gpu memory"  # names of checks
 PYTHONS = ((3, 11), (3, 12))
 TORCH_VERSION = "2.13.0"
 # CUDA 13's: docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html
@@ -291,6 +300,36 @@ def _check_one_size(settings: Settings, about: About, gpu: float, count: int) ->
         remedies.append(f"{enough} such GPUs" if enough else "larger GPUs")
     verdict = fail if needed.weights > limit else warn
     return verdict(GPU_MEMORY, detail, ", or ".join(remedies))
+
+
+def check_free_gpu_memory(
+    settings: Settings, about: About | None, gpus: Sequence[GpuDevice], *, certain: bool = True
+) -> Finding | None:
+    """Whether other processes leave enough of the GPUs' memory; None where that is not known.
+
+    `gpus` are those that CUDA shows, in the order in which an engine takes them. If it is not
+    `certain` which ones these are, they are all GPUs of the machine, and a used one is a warning.
+    """
+    taken = gpus[: tensor_parallel_size(settings)] if certain else gpus
+    verdict, short = warn, []
+    for gpu in taken:
+        if gpu.gib is None or gpu.free_gib is None:
+            return None
+        least, wanted = free_at_start(settings, about, gpu.gib)
+        if gpu.free_gib < wanted:
+            free = f"{gpu.free_gib:.1f} of {gpu.gib:.1f} GiB"
+            short.append(f"GPU {gpu.number} has {free} free, the engine wants {wanted:.1f}")
+        if gpu.free_gib < least and certain:
+            verdict = fail
+    if short:
+        return verdict(
+            FREE_GPU_MEMORY,
+            "; ".join(short),
+            "end what `nvidia-smi` lists there, name other GPUs in CUDA_VISIBLE_DEVICES, or lower "
+            "--gpu-memory-utilization",
+        )
+    free = ", ".join(f"{gpu.free_gib:.1f}" for gpu in taken)
+    return ok(FREE_GPU_MEMORY, f"{free} GiB free") if taken else None
 
 
 _SMALLER = "--tensor-parallel-size with as many as there are"

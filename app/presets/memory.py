@@ -20,6 +20,7 @@ from app.engine.configuration.capacity import (
     server_defaults,
     step_shape,
 )
+from app.engine.configuration.options import SHARE_BESIDE_KV_SIZE
 from app.presets.about import BYTES, About, KvLayers, TargetFacts
 from app.settings import Settings
 from drafters.config import MAX_DEFERRED_STEPS
@@ -204,6 +205,27 @@ def usable(settings: Settings, gpu_gib: float) -> float:
     if arguments["kv_cache_memory_bytes"]:
         share = None
     return gpu_gib * (share or UTILISATION)
+
+
+def tensor_parallel_size(settings: Settings) -> int:
+    """GPUs that the model is split over."""
+    return int(_engine_arguments(settings)["tensor_parallel_size"])
+
+
+def free_at_start(settings: Settings, about: About | None, gpu_gib: float) -> tuple[float, float]:
+    """GiB of a GPU that must be free for vLLM to start at all, and GiB that its engine then takes.
+
+    Both are vLLM's share of the GPU. Where the size of the KV cache is given, the share is another
+    one (app/engine/configuration/options.py), and the engine takes the sum of what it needs.
+    """
+    arguments = _engine_arguments(settings)
+    share: float | None = arguments["gpu_memory_utilization"]
+    if not arguments["kv_cache_memory_bytes"]:
+        wanted = gpu_gib * (share or UTILISATION)
+        return wanted, wanted
+    least = gpu_gib * (share or SHARE_BESIDE_KV_SIZE)
+    needed = need(settings, about, None, gpu_gib) if about else None
+    return least, max(least, needed.total) if needed else least
 
 
 def fewest_gpus(settings: Settings, about: About, gpu_gib: float, most: int = 8) -> int | None:

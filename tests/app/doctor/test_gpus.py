@@ -11,16 +11,28 @@ import pytest
 
 from app.doctor import examination, gpus
 from app.doctor.gpus import GpuDevice
+from app.doctor.machine import check_free_gpu_memory
 from app.doctor.report import Finding
+from app.presets.about import About, KvLayers, TargetFacts
 from app.settings import load
 
-T4, H200, GB10 = "Tesla T4, 15360", "NVIDIA H200, 143771", "NVIDIA GB10, [N/A]"
+T4, H200 = "Tesla T4, 15360, 14900", "NVIDIA H200, 143771, 143200"
+GB10 = "NVIDIA GB10, [N/A], [N/A]"
+
+ABOUT = About(
+    target=TargetFacts(
+        parameters_b=0.2,
+        hidden_size=64,
+        max_length=2048,
+        kv=(KvLayers(layers=2, heads=2, head_dim=32),),
+    )
+)
 
 
 def lines(
     *devices: str, mig: str = "Disabled", driver: str = "580.95.05", capability: str = ", 9.0"
 ) -> str:
-    """What the driver answers to `gpus.query`, for devices of (name, memory)."""
+    """What the driver answers to `gpus.query`, for devices of (name, memory, free memory)."""
     return "".join(
         f"{index}, GPU-{index}a{index}b-77, {device}, {mig}, {driver}{capability}\n"
         for index, device in enumerate(devices)
@@ -30,7 +42,15 @@ def lines(
 def test_the_driver_s_lines_are_read() -> None:
     found = gpus.read(lines(H200, GB10) + "\nNo devices were found\n")
     assert found == [
-        gpus.GpuDevice("0", "GPU-0a0b-77", "NVIDIA H200", 143771 / 1024, "580.95.05", 9.0),
+        gpus.GpuDevice(
+            "0",
+            "GPU-0a0b-77",
+            "NVIDIA H200",
+            gib=143771 / 1024,
+            driver="580.95.05",
+            capability=9.0,
+            free_gib=143200 / 1024,
+        ),
         # Of the host's memory: it has no figure of its own, and is a GPU all the same.
         gpus.GpuDevice("1", "GPU-1a1b-77", "NVIDIA GB10", None, "580.95.05", 9.0),
     ]
@@ -38,12 +58,12 @@ def test_the_driver_s_lines_are_read() -> None:
     assert gpus.description(found) == "NVIDIA H200 and NVIDIA GB10"
     assert gpus.description(found[:1] * 2) == "2 x NVIDIA H200"
     assert gpus.description([]) is None
-    assert gpus.read("0, GPU-1, Made, up, 1024, [N/A], 580.1, [N/A]\n")[0].name == "Made, up"
+    assert gpus.read("0, GPU-1, Made, up, 1024, 1000, [N/A], 580.1, [N/A]\n")[0].name == "Made, up"
 
 
 def test_of_a_gpu_that_is_cut_into_slices_the_memory_is_not_known() -> None:
     (found,) = gpus.read(lines(H200, mig="Enabled"))
-    assert found.name == "NVIDIA H200" and found.gib is None
+    assert found.name == "NVIDIA H200" and found.gib is None and found.free_gib is None
 
 
 @pytest.mark.parametrize(
@@ -104,13 +124,13 @@ def doctor(monkeypatch: pytest.MonkeyPatch) -> Doctor:
     """Doctor's findings, or a start's, on a machine with vLLM's CUDA build and given GPUs."""
 
     def examine(
-        *devices: str, start: bool = False, size: str = "1", **options: str
+        *devices: str, start: bool = False, size: str = "1", port: str = "0", **options: str
     ) -> list[Finding]:
         done = SimpleNamespace(stdout=lines(*devices, **options))
         monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
         versions = {"vllm": "0.32.0", "torch": "2.13.0"}
         monkeypatch.setattr(examination, "_version", versions.get)
-        given = {"port": "0", "tensor_parallel_size": size}
+        given = {"port": port, "tensor_parallel_size": size}
         settings = load(given, {}, preset="qwen3-8b")
         check = examination.check_start if start else examination.examine
         return check(settings, preset="qwen3-8b")
@@ -139,7 +159,7 @@ def test_unequal_gpus_are_a_warning_until_one_is_named(
     found = of(doctor(T4, H200, start=start), "gpu memory")
     assert found is not None and found.status == "FAIL"
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    found = of(doctor(T4, "Tesla P4, 7680", start=start), "gpu memory")
+    found = of(doctor(T4, "Tesla P4, 7680, 7600", start=start), "gpu memory")
     assert found is not None and found.status == "FAIL", "it fits neither"
 
 
@@ -225,7 +245,7 @@ def test_a_gpu_that_cuda_no_longer_supports_fails(
     doctor: Doctor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The fault: doctor passed a V100, on which the first kernel ended the start."""
-    found = of(doctor("Tesla V100-SXM2-16GB, 16384", capability=", 7.0"), "capability")
+    found = of(doctor("Tesla V100-SXM2-16GB, 16384, 16100", capability=", 7.0"), "capability")
     assert found is not None and found.status == "FAIL"
     assert found.remedy == "make install BACKEND=cpu"
     found = of(doctor(T4, capability=", 7.5"), "capability")
@@ -249,3 +269,42 @@ def test_an_old_driver_is_asked_again_without_the_capability(
     monkeypatch.setattr(subprocess, "run", run)
     (gpu,) = examination._gpus()
     assert (gpu.name, gpu.driver, gpu.capability) == ("Tesla T4", "470.82.01", None)
+
+
+HALF = "NVIDIA H200, 143771, 71885"  # 70.2 GiB free
+
+
+def test_a_gpu_that_another_process_holds_fails(
+    doctor: Doctor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fault: doctor passed it, and vLLM refused the start."""
+    found = of(doctor(HALF), "free gpu memory")
+    assert found is not None and found.status == "FAIL"
+    assert found.detail == "GPU 0 has 70.2 of 140.4 GiB free, the engine wants 129.2"
+    assert of(doctor(HALF, start=True), "free gpu memory") is None, "vLLM says it at once"
+    for devices, size, status in [
+        ((H200, HALF), "1", "ok"),
+        ((H200, HALF), "2", "FAIL"),
+        ((T4, HALF), "1", "warn"),  # which of them the engine takes is not known
+        ((GB10,), "1", None),
+    ]:
+        found = of(doctor(*devices, size=size), "free gpu memory")
+        assert (found.status if found else None) == status, devices
+    running = {"phase": "ready", "path": {"name": "v2", "reason": "none"}}
+    monkeypatch.setattr(examination.start_path, "running", lambda *_: running)
+    assert of(doctor(HALF, port="8000"), "free gpu memory") is None, "the gateway's own engine"
+
+
+def test_beside_a_given_kv_cache_the_sum_must_be_free() -> None:
+    def status(free: float, **values: Any) -> str | None:
+        settings = load({"model": "a/b", "k": "0", **values}, {})
+        gpu = GpuDevice("0", "GPU-0", "H200", 140.0, "580.1", 9.0, free)
+        found = check_free_gpu_memory(settings, ABOUT, [gpu])
+        return found and found.status
+
+    sized = {"kv_cache_gib": "1"}
+    assert status(70.0) == "FAIL"
+    assert status(70.0, **sized) == "ok"
+    assert status(70.0, **sized, gpu_memory_utilization="0.6") == "FAIL"
+    assert status(3.0, **sized) == "warn"  # its allowances may not be needed
+    assert status(1.0, **sized) == "FAIL"

@@ -82,6 +82,7 @@ def examine(
         machine.check_disk(
             shutil.disk_usage(_existing(cache)).free / machine.GIB, str(_existing(cache))
         ),
+        *_check_download(settings, checkpoints),
         machine.check_cache(str(cache), _write_error(cache)),
         *model_findings,
         *(_check_parsers(settings) if installed else []),
@@ -112,6 +113,21 @@ def check_start(settings: Settings, preset: str | None = None) -> list[Finding]:
     if cpu_build and "model" in checkpoints:
         return findings  # nothing would be downloaded, and vLLM says at once what is missing
     return findings + _check_memory(settings, about, checkpoints, _gpus(), cpu_build=cpu_build)
+
+
+def _check_download(
+    settings: Settings, checkpoints: Mapping[str, models.Checkpoint]
+) -> list[Finding]:
+    """The finding about room for the weights that are not on this machine; none where all are, or
+    where their size is not known. An option that puts them elsewhere makes it a warning."""
+    missing = sum(checkpoint.missing_bytes for checkpoint in checkpoints.values())
+    if not missing or not settings.engine.has_weights:
+        return []
+    folder = _existing(hub.cache_folder())
+    free = shutil.disk_usage(folder).free
+    finding = machine.check_download(missing / machine.GIB, free / machine.GIB, str(folder))
+    elsewhere = ("download_dir", "load_format")
+    return [report.unless_given(finding, settings.engine.engine_args, elsewhere)]
 
 
 def _check_gpus(

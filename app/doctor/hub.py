@@ -28,6 +28,21 @@ def cached(repository: str, revision: str | None = None) -> Path | None:
     return Path(found).parent if isinstance(found, str) else None
 
 
+def cache_folder() -> Path:
+    """Where the hub's library keeps what it downloads (HF_HOME, HF_HUB_CACHE)."""
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE)
+
+
+def _cached_weights(repository: str, revision: str | None) -> int:
+    """Bytes of the weights in the hub's cache, of a download that stopped; no file in part, since
+    the library begins these again."""
+    folder = cached(repository, revision)
+    files = folder.glob("*.safetensors") if folder is not None else ()
+    return sum(file.stat().st_size for file in files if file.exists())
+
+
 def ask(repository: str, revision: str | None = None) -> Checkpoint:
     """config.json and the tensors' types and shapes, read from the hub: some kilobytes, no weights.
 
@@ -58,12 +73,14 @@ def ask(repository: str, revision: str | None = None) -> Checkpoint:
     if selector is not None:
         found = _tensors(SELECTOR_FILE, selector)
         tensors |= {f"{SELECTOR}.{name}": tensor for name, tensor in found.items()}
+    weights_bytes = sum(tensor.size for tensor in tensors.values())
     return Checkpoint(
         folder=repository,
         config=_object(config),
         tensors=tensors,
         files=files,
-        weights_bytes=sum(tensor.size for tensor in tensors.values()),
+        weights_bytes=weights_bytes,
+        missing_bytes=max(weights_bytes - _cached_weights(repository, revision), 0),
     )
 
 

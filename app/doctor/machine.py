@@ -343,6 +343,14 @@ def check_disk(free_gib: float, folder: str) -> Finding:
     return ok("disk", detail)
 
 
+def check_download(missing_gib: float, free_gib: float, folder: str) -> Finding:
+    """Check the free disk space at the hub's cache for weights that have yet to be downloaded."""
+    detail = f"{missing_gib:.1f} GiB of weights to fetch, {free_gib:.1f} GiB free at {folder}"
+    if free_gib < missing_gib:
+        return fail("download", detail, "free some, or set HF_HOME to a folder on a larger disk")
+    return ok("download", detail)
+
+
 def check_cache(folder: str, error: str | None) -> Finding:
     """Check that the compile cache is writable. `error` is what writing a file there raised."""
     if error:

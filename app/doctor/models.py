@@ -71,6 +71,7 @@ class Checkpoint:
     tensors: Mapping[str, StoredTensor] = field(default_factory=dict)  # by name
     files: frozenset[str] = frozenset()
     weights_bytes: int = 0
+    missing_bytes: int = 0  # of the weights, those that have yet to be downloaded
     chat_template: str | None = None  # empty: there is none; None: not read
     trained_k: int | None = None  # from provenance.json, where the head's training wrote one
     broken_values: tuple[str, ...] = ()  # of a head: tensors with values that cannot be used

@@ -17,12 +17,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 
+from app.doctor import hub as hub_module
 from app.doctor import models
-from app.doctor.examination import check_models, check_start
+from app.doctor.examination import check_models, check_start, examine
 from app.doctor.gpus import GpuDevice
 from app.settings import REPOSITORY, load
 from tests.http_server import Handler, serving
@@ -143,6 +145,7 @@ def doctor(home: Path, **environment: str) -> dict[str, dict[str, str]]:
 def test_a_hub_is_asked_and_no_weights_are_fetched(hub: str, tmp_path: Path) -> None:
     found = doctor(tmp_path, HF_ENDPOINT=hub)
     assert found["model"]["status"] == "ok", found["model"]
+    assert found["download"]["status"] == "ok", found["download"]
     assert found["head"]["status"] == "FAIL"
     for words in ("reads hidden size 16, the target has 8", "lacks", "fc.weight has the shape"):
         assert words in found["head"]["detail"]
@@ -274,6 +277,43 @@ def test_a_download_that_stopped_is_no_failure(cache: Callable[..., None]) -> No
     whole = models.Checkpoint("org/target", TARGET, {"embed": [100, 8]}, frozenset())
     _, read = check_models(settings, None, lambda name, _: whole)
     assert read["model"] is whole
+
+
+def test_a_download_that_the_disk_cannot_hold_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fault: doctor looked at the disk of compiled graphs alone."""
+    constants = pytest.importorskip("huggingface_hub.constants")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    disks: list[str] = []
+
+    def usage(folder: Path) -> SimpleNamespace:
+        disks.append(str(folder))
+        return SimpleNamespace(free=40 * 2**30)
+
+    monkeypatch.setattr("shutil.disk_usage", usage)
+
+    def found(missing_gib: int, **options: Any) -> tuple[str | None, str | None]:
+        missing = models.Checkpoint("org/target", TARGET, missing_bytes=missing_gib * 2**30)
+        settings = load({**PAIR, **options}, {})
+        findings = examine(settings, ask=lambda name, _: missing)
+        finding = next((each for each in findings if each.check == "download"), None)
+        return (finding.status, finding.detail) if finding else (None, None)
+
+    # The head, too.
+    sentence = f"42.0 GiB of weights to fetch, 40.0 GiB free at {tmp_path}"
+    assert found(21) == ("FAIL", sentence)
+    assert str(tmp_path) in disks
+    assert found(21, k="0")[0] == found(20)[0] == "ok"
+    assert found(21, engine_args='{"download_dir": "/large"}')[0] == "warn"
+    assert found(21, engine_args='{"load_format": "dummy"}')[0] is None
+    assert found(0)[0] is None, "all is here, or its size is not known"
+
+
+def test_shards_in_the_cache_are_not_fetched_again(cache: Callable[..., None]) -> None:
+    cache("org/target", {"config.json": b"{}", "model-00001-of-00002.safetensors": bytes(300)})
+    assert hub_module._cached_weights("org/target", None) == 300
+    assert hub_module._cached_weights("org/head", None) == 0
 
 
 def gpu(name: str, gib: float) -> GpuDevice:

@@ -32,6 +32,7 @@ def test_a_good_machine_passes() -> None:
         machine.check_nvcc(None, None),
         machine.check_nvcc("/usr/local/cuda/bin/nvcc", "/usr/bin/ninja"),
         machine.check_disk(20.0, "/cache"),
+        machine.check_download(15.3, 20.0, "/hub"),
         machine.check_cache("/cache", None),
         machine.check_port("127.0.0.1", 8000, None),
     ]
@@ -75,6 +76,7 @@ def test_a_target_that_reads_images_needs_torchvision() -> None:
         (machine.check_driver("570.1", compatibility=True), "no folder has CUDA's forward"),
         (machine.check_memory(6.4, 0.0, 4.0), "needs 6.5"),
         (machine.check_memory(10.0, 7.0, None), "needs 12.0"),  # a quarter for the KV cache
+        (machine.check_download(15.3, 9.0, "/hub"), "15.3 GiB of weights to fetch, 9.0 GiB free"),
         (machine.check_cache("/cache", "Permission denied"), "/cache: Permission denied"),
         (machine.check_port("0.0.0.0", 80, "Permission denied"), "0.0.0.0:80"),
     ],

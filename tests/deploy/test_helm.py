@@ -117,6 +117,9 @@ def test_lint() -> None:
         (["--set", "strategy.rollingUpdate.maxSurge=one"], "maxSurge"),
         (["--set", "strategy.rollingUpdate.maxSurge=0"], "no pod can be replaced"),
         (["--set", "cache.sizeLimit=100 GiB"], "sizeLimit"),
+        (["--set", "resources.limits.memory=4Gi"], "requests.memory: 8Gi is more than the limit"),
+        (["--set", "resources.limits.memory=8G,gpus=1"], "8Gi is more than the limit of 8G"),
+        (["--set", "resources.limits.cpu=1500m"], "requests.cpu: 2 is more than the limit"),
         (["--set", "keys.text=a", "--set", "keys.existingSecret=b"], "not both"),
         (["--set", "autoscaling.minReplicas=9"], "more than maxReplicas"),
         (["--set-json", "autoscaling.speedup=1.5"], "only kind keda"),
@@ -179,6 +182,31 @@ def test_one_pod_that_is_replaced_before_the_next_one_starts_may_learn(strategy:
     assert (
         'learn = "/var/cache/aerie/learn"' in of_kind(documents, "ConfigMap")["data"]["aerie.toml"]
     )
+
+
+@needs_helm
+@pytest.mark.parametrize(
+    ("values", "limits"),
+    [
+        ("gpus=0", {"memory": "8Gi"}),
+        ("resources.requests.memory=64Gi", {"memory": "64Gi"}),
+        ("resources.requests.memory=900M,resources.limits.memory=1Gi", {"memory": "1Gi"}),
+        ("resources.limits.memory=null", {}),
+        # With the 8 GiB of the CPU's default the kernel ended a pod with a GPU.
+        ("gpus=1", {"nvidia.com/gpu": "1"}),
+        ("gpus=1,resources.requests.memory=64Gi", {"nvidia.com/gpu": "1"}),
+        (
+            "gpus=1,resources.requests.memory=64Gi,resources.limits.memory=0.1Ti",
+            {"nvidia.com/gpu": "1", "memory": "0.1Ti"},
+        ),
+    ],
+)
+def test_memory_is_limited_without_gpus_or_if_asked_for(
+    values: str, limits: dict[str, str]
+) -> None:
+    deployment = of_kind(parsed(render(*IMAGE, "--set", values)), "Deployment")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert container["resources"]["limits"] == limits
 
 
 @needs_helm
@@ -372,6 +400,22 @@ def test_a_pod_has_time_to_drain(case: str) -> None:
     before = container["lifecycle"]["preStop"]["sleep"]["seconds"]
     drain = float(environ["AERIE_DRAIN_TIMEOUT_S"])
     assert spec["terminationGracePeriodSeconds"] >= before + drain + 5
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_no_request_is_above_its_limit(case: str) -> None:
+    """Kubernetes refuses such a pod, which its schemas do not say."""
+    (container,) = pod(case)["containers"]
+    limits = container["resources"]["limits"]
+    for name, request in container["resources"]["requests"].items():
+        if name in limits:
+            assert _number(request) <= _number(limits[name]), name
+
+
+def _number(quantity: str) -> float:
+    """The number that a quantity of Kubernetes is."""
+    number, unit = re.fullmatch(r"([0-9.]+)(m|Gi)?", str(quantity)).groups()  # type: ignore[union-attr]
+    return float(number) * {None: 1, "m": 1e-3, "Gi": 2**30}[unit]
 
 
 @pytest.mark.parametrize("case", CASES)

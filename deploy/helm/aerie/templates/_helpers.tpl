@@ -53,6 +53,34 @@ is 9/8 of max_num_seqs. That is 128 in the presets. */ -}}
 {{- .Values.autoscaling.runningPerPod | default (mulf $admitted 0.7 | ceil) }}
 {{- end }}
 
+{{- /* The container's resources, with its GPUs. Without GPUs the memory limit is the request by
+default: the KV cache then takes a share of the memory that the container may use. */ -}}
+{{- define "aerie.resources" -}}
+{{- $resources := deepCopy .Values.resources }}
+{{- $limits := $resources.limits | default dict }}
+{{- $memory := ($resources.requests | default dict).memory }}
+{{- if .Values.gpus }}
+{{- $_ := set $limits .Values.gpuResource (toString .Values.gpus) }}
+{{- else if and $memory (not (hasKey $limits "memory")) }}
+{{- $_ := set $limits "memory" $memory }}
+{{- end }}
+{{- if not $limits.memory }}{{ $_ := unset $limits "memory" }}{{ end }}
+{{- $_ := set $resources "limits" $limits }}
+{{- toYaml $resources }}
+{{- end }}
+
+{{- /* The number that a quantity of Kubernetes is, such as 64Gi or 500m. */ -}}
+{{- define "aerie.number" -}}
+{{- $units := dict "" 1 "m" 1e-3 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "P" 1e15 "E" 1e18 }}
+{{- range $power, $unit := list "" "Ki" "Mi" "Gi" "Ti" "Pi" "Ei" }}
+{{- $size := 1.0 }}
+{{- range until $power }}{{ $size = mulf $size 1024 }}{{ end }}
+{{- $_ := set $units $unit $size }}
+{{- end }}
+{{- $unit := regexFind "[A-Za-z]*$" (toString .) }}
+{{- mulf (trimSuffix $unit (toString .) | float64) (get $units $unit) }}
+{{- end }}
+
 {{- /* What would start and then not do what was asked for is refused here. */ -}}
 {{- define "aerie.check" -}}
 {{- if and .Values.keys.text .Values.keys.existingSecret }}
@@ -66,6 +94,13 @@ is 9/8 of max_num_seqs. That is 128 in the presets. */ -}}
 {{- end }}
 {{- if gt (int .Values.autoscaling.minReplicas) (int .Values.autoscaling.maxReplicas) }}
 {{- fail "autoscaling: minReplicas is more than maxReplicas" }}
+{{- end }}
+{{- $resources := include "aerie.resources" . | fromYaml }}
+{{- range $name, $request := $resources.requests }}
+{{- $limit := get $resources.limits $name }}
+{{- if and $limit (gt (include "aerie.number" $request | float64) (include "aerie.number" $limit | float64)) }}
+{{- fail (printf "resources.requests.%s: %v is more than the limit of %v, which Kubernetes refuses" $name $request $limit) }}
+{{- end }}
 {{- end }}
 {{- $none := list "0" "0%" }}
 {{- if eq .Values.strategy.type "RollingUpdate" }}

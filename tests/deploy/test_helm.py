@@ -402,6 +402,15 @@ def test_a_pod_has_time_to_drain(case: str) -> None:
     assert spec["terminationGracePeriodSeconds"] >= before + drain + 5
 
 
+@pytest.mark.parametrize(("case", "seconds"), [("default", 600), ("gpu", 1200)])
+def test_a_start_has_time_to_read_the_head(case: str, seconds: int) -> None:
+    """Before it listens. A large head on a slow network volume took longer than two minutes, and
+    the kubelet ended every start."""
+    (container,) = pod(case)["containers"]
+    probe = container["startupProbe"]
+    assert probe["periodSeconds"] * probe["failureThreshold"] == seconds
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_no_request_is_above_its_limit(case: str) -> None:
     """Kubernetes refuses such a pod, which its schemas do not say."""

@@ -348,6 +348,21 @@ def test_the_test_hook_looks_at_the_service(case: str) -> None:
     assert not selector <= hook["metadata"]["labels"].items(), "the hook is no pod of the service"
 
 
+def test_the_docs_test_a_release_once_its_pods_are_ready() -> None:
+    """The hook asks once, and a model loads for minutes."""
+    page = (REPOSITORY / "docs" / "scale.md").read_text("utf-8")
+    name = of_kind(kept("default"), "Deployment")["metadata"]["name"]
+    install, wait, test = (
+        page.index(f"\n    {command}")
+        for command in (
+            f"helm install {name} ",
+            f"kubectl rollout status deployment/{name} ",
+            f"helm test {name} ",
+        )
+    )
+    assert install < wait < test
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_the_pod_fits_the_image(case: str) -> None:
     """Its user, and the folder that it keeps models in, which must be writable."""

@@ -57,6 +57,7 @@ def _deploy(session: Any, options: argparse.Namespace) -> None:
         model_data=options.model_data,
         environment=environment,
         startup_s=options.startup_s,
+        inference_ami_version=options.inference_ami_version,
     )
     Endpoint(session.client("sagemaker"), options.name).deploy(desired, wait_s=options.wait_s)
 
@@ -112,6 +113,11 @@ def _parser() -> argparse.ArgumentParser:
     deploy.add_argument("--model-data", help="s3://bucket/prefix/ for /opt/ml/model")
     deploy.add_argument("--env", action="append", default=[], metavar="NAME=VALUE")
     deploy.add_argument("--startup-s", type=int, default=DesiredEndpoint.startup_s)
+    deploy.add_argument(
+        "--inference-ami-version",
+        metavar="NAME",
+        help="SageMaker's host image; default: one with driver 580 for GPUs; '': SageMaker chooses",
+    )
     deploy.add_argument("--wait-s", type=float, default=3600.0)
     test = commands.add_parser("test", help="send one request, plain and streamed")
     test.add_argument("--body", help="JSON of a request")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -21,6 +22,11 @@ from app.settings import of_preset
 VARIANT = "all"
 POLL_S = 15.0
 SAMPLE = {"prompt": "def read_config(path):\n", "max_tokens": 32, "temperature": 0}
+
+# SageMaker's host image with driver 580, which CUDA 13 of the image needs. Several GPU types have a
+# driver as old as 470 otherwise, with which no engine starts.
+CUDA_13_AMI = "al2023-ami-sagemaker-inference-gpu-4-1"
+_GPU_TYPE = re.compile(r"ml\.[gp][0-9]")
 
 # Instance type -> (GPUs, GiB of memory of each), for the check that a preset fits.
 INSTANCES: dict[str, tuple[int, float]] = {
@@ -50,6 +56,14 @@ class DesiredEndpoint:
     model_data: str | None = None  # s3://bucket/prefix/ with the files of /opt/ml/model
     environment: Mapping[str, str] = field(default_factory=dict)
     startup_s: int = 1800  # within which /ping must say 200, downloading included
+    # SageMaker's host image. None: one for CUDA 13 where there are GPUs; "": SageMaker's default.
+    inference_ami_version: str | None = None
+
+    def ami_version(self) -> str:
+        """The host image that the configuration names; empty if SageMaker is to choose."""
+        if self.inference_ami_version is not None:
+            return self.inference_ami_version
+        return CUDA_13_AMI if _GPU_TYPE.match(self.instance_type) else ""
 
     def variables(self) -> dict[str, str]:
         """The container's environment. SM_VLLM_PORT tells the gateway that it runs on SageMaker."""
@@ -87,7 +101,8 @@ class DesiredEndpoint:
 
     def mark(self) -> str:
         """Eight hexadecimal digits of a hash of the desired state, for names."""
-        text = json.dumps(asdict(self), sort_keys=True)
+        held = {**asdict(self), "inference_ami_version": self.ami_version()}
+        text = json.dumps(held, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
@@ -203,21 +218,22 @@ class Endpoint:
         )
 
     def _create_configuration(self, resource: str, desired: DesiredEndpoint) -> None:
+        variant: dict[str, Any] = {
+            "VariantName": VARIANT,
+            "ModelName": resource,
+            "InstanceType": desired.instance_type,
+            "InitialInstanceCount": desired.instances,
+            "ContainerStartupHealthCheckTimeoutInSeconds": desired.startup_s,
+            "ModelDataDownloadTimeoutInSeconds": desired.startup_s,
+            # The gateway refuses with 429 what it cannot take: send to the least busy.
+            "RoutingConfig": {"RoutingStrategy": "LEAST_OUTSTANDING_REQUESTS"},
+        }
+        if ami_version := desired.ami_version():
+            variant["InferenceAmiVersion"] = ami_version
         _create_unless_made(
             self.client.create_endpoint_config,
             EndpointConfigName=resource,
-            ProductionVariants=[
-                {
-                    "VariantName": VARIANT,
-                    "ModelName": resource,
-                    "InstanceType": desired.instance_type,
-                    "InitialInstanceCount": desired.instances,
-                    "ContainerStartupHealthCheckTimeoutInSeconds": desired.startup_s,
-                    "ModelDataDownloadTimeoutInSeconds": desired.startup_s,
-                    # The gateway refuses with 429 what it cannot take: send to the least busy.
-                    "RoutingConfig": {"RoutingStrategy": "LEAST_OUTSTANDING_REQUESTS"},
-                }
-            ],
+            ProductionVariants=[variant],
         )
 
     def _update(self, before: str, resource: str, instances: int) -> None:

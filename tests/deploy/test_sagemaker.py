@@ -18,6 +18,7 @@ from botocore.exceptions import ClientError  # noqa: E402 - after the skips
 from app.settings import load  # noqa: E402 - after the skips
 from deploy.sagemaker.__main__ import main  # noqa: E402 - after the skips
 from deploy.sagemaker.endpoint import (  # noqa: E402
+    CUDA_13_AMI,
     DeployError,
     DesiredEndpoint,
     Endpoint,
@@ -205,6 +206,45 @@ def test_artefacts_in_s3_become_the_model_folder(endpoint: Endpoint, session: An
     assert model["ModelDataSource"]["S3DataSource"]["S3Uri"] == "s3://bucket/pair/"
 
 
+@pytest.mark.parametrize(
+    ("changes", "version"),
+    [
+        ({}, CUDA_13_AMI),
+        ({"inference_ami_version": "al2-ami-sagemaker-inference-gpu-3-1"}, None),
+        ({"inference_ami_version": ""}, ""),
+        ({"instance_type": "ml.c5.4xlarge"}, ""),
+    ],
+)
+def test_gpus_get_a_host_image_whose_driver_runs_cuda_13(
+    endpoint: Endpoint, session: Any, changes: dict[str, Any], version: str | None
+) -> None:
+    """With the driver that SageMaker has by default no engine started on several types."""
+    desired = DesiredEndpoint(**{**vars(DESIRED), **changes})
+    endpoint.deploy(desired)
+    found = session.client("sagemaker").describe_endpoint_config(
+        EndpointConfigName=f"{NAME}-{desired.mark()}"
+    )
+    expected = changes["inference_ami_version"] if version is None else version
+    assert found["ProductionVariants"][0].get("InferenceAmiVersion", "") == expected
+
+
+def test_another_host_image_makes_another_configuration(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the default changes, in a later version of this project."""
+    assert (
+        DESIRED.mark() != DesiredEndpoint(**{**vars(DESIRED), "inference_ami_version": ""}).mark()
+    )
+    before = DESIRED.mark()
+    monkeypatch.setattr("deploy.sagemaker.endpoint.CUDA_13_AMI", "another")
+    assert DESIRED.mark() != before
+
+
+def test_sagemaker_knows_the_host_image(session: Any) -> None:
+    model = session.client("sagemaker").meta.service_model
+    assert CUDA_13_AMI in model.shape_for("ProductionVariantInferenceAmiVersion").enum
+
+
 FOUR_GPUS = {"instance_type": "ml.g6e.12xlarge"}
 TENSOR = "AERIE_TENSOR_PARALLEL_SIZE"
 
@@ -334,9 +374,14 @@ def test_the_command_tests_both_ways(capsys: pytest.CaptureFixture[str]) -> None
 def test_the_command_deploys_and_deletes(session: Any, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["deploy", NAME, "--image", DESIRED.image, "--role", DESIRED.role]
     words += ["--instance-type", KNOWN_TO_MOTO, "--preset", "gpt-oss-20b", "--env", "A=b=c"]
+    words += ["--inference-ami-version", "al2-ami-sagemaker-inference-gpu-2"]
     assert main(words, session=session) == 0
     client = session.client("sagemaker")
-    (model,), _, _ = names(client)
+    (model,), (configuration,), _ = names(client)
+    (variant,) = client.describe_endpoint_config(EndpointConfigName=configuration)[
+        "ProductionVariants"
+    ]
+    assert variant["InferenceAmiVersion"] == "al2-ami-sagemaker-inference-gpu-2"
     environment = client.describe_model(ModelName=model)["PrimaryContainer"]["Environment"]
     assert environment["A"] == "b=c"
     assert main(["delete", NAME], session=session) == 0

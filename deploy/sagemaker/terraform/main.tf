@@ -7,8 +7,10 @@ terraform {
   required_version = ">= 1.5"
   required_providers {
     aws = {
-      source  = "hashicorp/aws"
-      version = ">= 6.21" # earlier ones leave an endpoint on its old configuration
+      source = "hashicorp/aws"
+      # Before 6.21 an endpoint stays on its old configuration, and only from March 2026 on the
+      # provider knows the host image below.
+      version = ">= 6.36"
     }
   }
 }
@@ -20,10 +22,14 @@ locals {
     var.preset == "" ? {} : { AERIE_PRESET = var.preset },
     var.environment,
   )
+  # SageMaker's host image with driver 580, which CUDA 13 of the image needs. Several GPU types have
+  # a driver as old as 470 otherwise, with which no engine starts.
+  ami_for_type          = can(regex("^ml\\.[gp][0-9]", var.instance_type)) ? "al2023-ami-sagemaker-inference-gpu-4-1" : ""
+  inference_ami_version = var.inference_ami_version == null ? local.ami_for_type : var.inference_ami_version
   # A model and a configuration cannot be changed: their names have a hash of what they hold.
   mark = substr(sha256(jsonencode([
     var.image, var.role_arn, var.instance_type, var.instances, var.model_data, var.startup_s,
-    local.environment,
+    local.environment, local.inference_ami_version,
   ])), 0, 8)
   resource = "${var.name}-${local.mark}"
 }
@@ -63,6 +69,7 @@ resource "aws_sagemaker_endpoint_configuration" "this" {
     initial_instance_count                            = var.instances
     container_startup_health_check_timeout_in_seconds = var.startup_s
     model_data_download_timeout_in_seconds            = var.startup_s
+    inference_ami_version                             = local.inference_ami_version == "" ? null : local.inference_ami_version
 
     routing_config {
       routing_strategy = "LEAST_OUTSTANDING_REQUESTS"

@@ -59,6 +59,12 @@ variable "environment" {
   default     = {}
 }
 
+variable "inference_ami_version" {
+  description = "SageMaker's host image. null: one with driver 580 for GPUs; \"\": SageMaker chooses."
+  type        = string
+  default     = null
+}
+
 variable "startup_s" {
   description = "Seconds within which /ping must say 200, downloading included."
   type        = number

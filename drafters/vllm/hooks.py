@@ -133,6 +133,13 @@ HOOKS: tuple[Hook, ...] = (
         "`_rejection_random_sample_kernel_impl` does.",
     ),
     Hook(
+        "patches:count_greater_than",
+        {"vllm.v1.sample.sampler:batched_count_greater_than": "x, values"},
+        "On a CPU vLLM compiles this function at the first request with log probabilities, which "
+        "stalls every stream for seconds.",
+        "vLLM compiles it in its warm-up, or not at all on a CPU.",
+    ),
+    Hook(
         "patches:with_version_of_head_size",
         {
             "vllm.v1.attention.backends.flash_attn:FlashAttentionBackend.supports_head_size": (

@@ -16,6 +16,7 @@ from vllm.utils import cpu_resource_utils
 from vllm.v1.core import kv_cache_utils
 from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 from vllm.v1.sample import rejection_sampler
+from vllm.v1.sample.sampler import Sampler
 from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup as build
 
 from drafters.config import captured_ks, captured_table
@@ -34,6 +35,18 @@ def test_values_are_expanded_replaced_and_keep_their_type() -> None:
     top_k = expand(torch.tensor([3, 7], dtype=torch.int32), ends[:2], 5)
     assert torch.equal(top_k, torch.tensor([3, 3, 7, 7, 7], dtype=torch.int32))
     assert expand(torch.empty(0), ends[:0], 0).shape == (0,)
+
+
+@pytest.mark.skipif(not current_platform.is_cpu(), reason="a GPU compiles it for its memory")
+def test_ranks_of_log_probabilities_are_counted_without_a_compiler() -> None:
+    """Catches: streams that stall for seconds at the first request with log probabilities."""
+    patches.apply()
+    logprobs = torch.tensor([[-1.0, -3.0, -2.0], [-2.0, -2.0, -4.0]])
+    with torch.compiler.set_stance("fail_on_recompile"):
+        found = Sampler.gather_logprobs(logprobs, 1, torch.tensor([2, 1]))
+    assert found.selected_token_ranks.tolist() == [2, 2]
+    assert found.selected_token_ranks.dtype == torch.int64
+    assert found.logprob_token_ids.tolist() == [[2, 0], [1, 0]]
 
 
 @pytest.mark.parametrize("usable", [True, False])

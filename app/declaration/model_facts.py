@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from app.declaration.held_calls import CallGrammar
 from app.settings import LimitSettings
 from app.validation.tools import Unknown
 
@@ -18,6 +19,7 @@ class ModelFacts:
     reads_calls: bool  # whether the model's tool calls are read
     bounds_reasoning: bool  # whether reasoning can be ended at a number of tokens
     limits: LimitSettings
+    call_grammar: CallGrammar  # what is held of the model's tool calls
     unknown_tools: Unknown = "refuse"
     reports_token_origins: bool = True  # whether it is known which tokens were drafted
     any_arguments: bool = False  # whether the prompt takes calls whose arguments are no object

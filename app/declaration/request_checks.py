@@ -27,7 +27,7 @@ def check_request(
     """
     endpoint.check(payload, facts)
     if endpoint.tools is not None:
-        _check_tools(payload, endpoint.tools, facts)
+        _check_tools(payload, endpoint.tools, facts, is_response=endpoint.items == "input")
     _check_limits(payload, endpoint, facts)
     if endpoint.generates:
         take_options(
@@ -63,12 +63,16 @@ def _check_limits(payload: Payload, endpoint: Endpoint, facts: ModelFacts) -> No
         size_limits.check_urls(items, endpoint.items, facts.limits.media_hosts)
 
 
-def _check_tools(payload: Payload, rules: tools.ToolRules, facts: ModelFacts) -> None:
+def _check_tools(
+    payload: Payload, rules: tools.ToolRules, facts: ModelFacts, *, is_response: bool
+) -> None:
     tools.take_unknown_tools(payload, rules, facts.unknown_tools)
     rules.check(payload)
     constraints.name_parameters(payload)
     if not facts.reads_calls:
         tools.check_unread_calls(payload, rules)
+    if rules.needs_parser:
+        facts.call_grammar.check(payload, is_response=is_response)
 
 
 def _refuse_thinking_budget(payload: Payload) -> None:

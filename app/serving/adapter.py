@@ -21,10 +21,12 @@ from vllm.renderers.params import ChatParams
 from vllm.utils.mistral import is_mistral_tokenizer
 
 from app.declaration.endpoint import Endpoint, Payload, ServingParts
+from app.declaration.held_calls import CallGrammar
 from app.declaration.model_facts import ModelFacts
 from app.declaration.request_checks import check_request
 from app.llm import vllm_errors
 from app.serving.operation import Operation
+from app.serving.parsers.call_grammar import call_grammar
 from app.serving.parsers.consistent import bounds_reasoning
 from app.serving.renderer import Renderer
 from app.serving.schemas import request_schemas
@@ -178,7 +180,16 @@ def _facts(parts: ServingParts, settings: Settings) -> ModelFacts:
         unknown_tools=settings.model.unknown_tools,
         reports_token_origins=_reports_token_origins(engine, settings),
         any_arguments=renderer.use_harmony,
+        call_grammar=_call_grammar(parts),
     )
+
+
+def _call_grammar(parts: ServingParts) -> CallGrammar:
+    tool_parser = getattr(parts.renderer.parser, "tool_parser_cls", None)
+    if tool_parser is None:  # nobody reads calls
+        return CallGrammar()
+    tokenizer = parts.engine.renderer.tokenizer
+    return call_grammar(parts.parsing["tool_parser"], tool_parser, tokenizer)
 
 
 def _output_limit(endpoint: Endpoint, models: Models, serving: Any, context: int) -> OutputLimit:

@@ -55,6 +55,18 @@ def check_formats(payload: Mapping[str, Any]) -> None:
             )
 
 
+def place_of_format(payload: Mapping[str, Any]) -> str | None:
+    """The field that holds a whole answer to JSON or to a list of texts, in which no call fits. A
+    grammar of the client's own may have calls."""
+    for place, value in _formats(payload):
+        if value.get("type", "json_schema") in ("json_object", "json_schema"):
+            return place
+    given = payload.get("structured_outputs")
+    if isinstance(given, dict) and any(given.get(key) for key in ("json", "json_object", "choice")):
+        return "structured_outputs"
+    return None
+
+
 def _check_format(place: str, value: dict[str, Any]) -> None:
     """Raise ApiError for the first field of a format of JSON that is missing or of a wrong type."""
     if place == "response_format":

@@ -12,6 +12,7 @@ from vllm.entrypoints.openai.responses.context import SimpleContext
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest, ResponsesResponse
 from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+from vllm.exceptions import VLLMValidationError
 
 from app.llm.answer_logprobs import chosen_tokens
 from app.serving.classes.call_arguments import ends_early, is_stop
@@ -45,12 +46,25 @@ class ResponsesServing(OpenAIServingResponses):
         engine. Media stay out of the cache that mirrors the engine's, which would not get them."""
         if (error := await self._check_model(request)) is not None:
             return error
+        if (error := self._validate_create_responses_input(request)) is not None:
+            return error
         rendered = await self._render_resolved_response_inputs(request, None, skip_mm_cache=True)
         if isinstance(rendered, ErrorResponse):
             return rendered
         if (error := self._validate_generator_input(rendered.engine_input)) is not None:
             return error
         return InputTokens(input_tokens=self._extract_prompt_len(rendered.engine_input))
+
+    def _validate_create_responses_input(self, request: ResponsesRequest) -> ErrorResponse | None:
+        """What vLLM refuses of a request, by the names that were sent."""
+        if self.use_harmony and request.is_include_output_logprobs():
+            name = "top_logprobs" if request.top_logprobs else "include"
+            raise VLLMValidationError(
+                "This model's answers have no log probabilities in Responses: leave them out of "
+                f"'{name}', or use chat completions.",
+                parameter=name,
+            )
+        return super()._validate_create_responses_input(request)
 
     def _create_response_logprobs(
         self, token_ids: Sequence[int], logprobs: Any, *args: Any, **kwargs: Any

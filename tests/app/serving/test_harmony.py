@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,8 +14,9 @@ from vllm.exceptions import VLLMValidationError
 from vllm.parser import ParserManager
 
 from app.serving.adapter import _parsing
+from app.serving.classes.responses import ResponsesServing
 from app.serving.parsers.consistent import bounds_reasoning, consistent
-from app.serving.renderer import Renderer
+from app.serving.renderer import Renderer, _warn_of_unread
 from app.serving.response_fields import published_event
 from app.settings import load
 
@@ -188,6 +190,7 @@ class Harmony(Renderer):
         self.use_harmony = self.exclude_tools_when_tool_choice_none = True
         self.supports_browsing = self.supports_code_interpreter = False
         self.parser = PARSER
+        self.default_chat_template_kwargs = {}
         self.model_config = SimpleNamespace(  # type: ignore[assignment]
             max_model_len=length, encoder_config=None, is_encoder_decoder=False
         )
@@ -266,6 +269,9 @@ def test_an_answer_that_is_held_to_a_format_is_not_continued() -> None:
     assert refused.value.parameter == "messages"
 
 
+TOOL = {"type": "function", "name": "frobnicate", "parameters": {"type": "object"}}
+
+
 def responses(**fields: Any) -> ResponsesRequest:
     return ResponsesRequest.model_validate({"model": "m", "input": "hi", **fields})
 
@@ -275,6 +281,18 @@ def responses(**fields: Any) -> ResponsesRequest:
     [
         ({"stop": ["END"]}, "stop"),
         ({"include_reasoning": False}, "include_reasoning"),
+        ({"reasoning": {"effort": "minimal"}}, "reasoning.effort"),
+        ({"reasoning": {"effort": "none"}}, "reasoning.effort"),
+        ({"tools": [TOOL, {"type": "custom", "name": "c"}]}, "tools[1].type"),
+        (
+            {"tools": [{"type": "namespace", "name": "n", "description": "", "tools": [TOOL]}]},
+            "tools[0].type",
+        ),
+        ({"chat_template_kwargs": {"enable": False}}, "chat_template_kwargs.enable"),
+        (
+            {"chat_template_kwargs": {"reasoning_effort": []}},
+            "chat_template_kwargs.reasoning_effort",
+        ),
     ],
 )  # fmt: skip
 def test_what_responses_would_pass_over_is_refused(fields: dict[str, Any], parameter: str) -> None:
@@ -283,11 +301,88 @@ def test_what_responses_would_pass_over_is_refused(fields: dict[str, Any], param
     assert refused.value.parameter == parameter
 
 
-def rendered(request: ResponsesRequest) -> str:
-    result = Harmony()._render_responses_with_harmony(
+def rendered(request: ResponsesRequest, **defaults: Any) -> str:
+    renderer = Harmony()
+    renderer.default_chat_template_kwargs = defaults
+    result = renderer._render_responses_with_harmony(
         request, previous_messages=None, previous_response_outputs=None, tool_server=None
     )
     return str(get_encoding().decode(result.engine_input["prompt_token_ids"]))
+
+
+@pytest.mark.parametrize(
+    ("field", "given", "default", "expected"),
+    [
+        (None, None, None, "medium"),
+        (None, "high", "low", "high"),
+        (None, None, "low", "low"),
+        ("low", "high", None, "low"),
+        (None, None, "max", "medium"),  # of which the log warns at the start
+    ],
+)
+def test_the_level_of_reasoning_is_read_in_template_arguments_too(
+    field: str | None, given: str | None, default: str | None, expected: str
+) -> None:
+    """Catches: a level that chats and Responses pass over without a word."""
+    defaults = {"reasoning_effort": default}
+    fields: dict[str, Any] = {"chat_template_kwargs": {"reasoning_effort": given}} if given else {}
+    request = responses(**fields, reasoning={"effort": field} if field else None)
+    sent = request.reasoning
+    assert f"Reasoning: {expected}" in rendered(request, **defaults)
+    assert request.reasoning is sent  # the answer repeats it
+    renderer = Harmony()
+    renderer.default_chat_template_kwargs = defaults
+    _, (prompt,) = renderer._make_request_with_harmony(chat(**fields, reasoning_effort=field))
+    assert f"Reasoning: {expected}" in get_encoding().decode(prompt["prompt_token_ids"])
+
+
+def test_the_log_names_template_arguments_without_effect(caplog: pytest.LogCaptureFixture) -> None:
+    _warn_of_unread({"reasoning_effort": "high"})
+    assert not caplog.messages
+    _warn_of_unread({"reasoning_effort": "max", "enable_thinking": False})
+    assert "max" in caplog.text and "enable_thinking" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("fields", "parameter"),
+    [
+        ({"documents": [{"text": "x"}]}, "documents"),
+        ({"chat_template_kwargs": {"a": 1}}, "chat_template_kwargs.a"),
+        ({"add_generation_prompt": False}, "add_generation_prompt"),
+    ],
+)
+def test_what_chats_would_pass_over_is_refused(fields: dict[str, Any], parameter: str) -> None:
+    with pytest.raises(VLLMValidationError) as refused:
+        prompt_of(chat(**fields))
+    assert refused.value.parameter == parameter
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"), [({"top_logprobs": 2}, "top_logprobs"), ({}, "include")]
+)
+def test_log_probabilities_are_refused_by_the_name_that_was_sent(
+    fields: dict[str, Any], name: str
+) -> None:
+    """The fault: an error about `logprobs`, which Responses do not have."""
+    serving: Any = ResponsesServing.__new__(ResponsesServing)
+    serving.use_harmony = True
+    request = responses(include=["message.output_text.logprobs"], **fields)
+    with pytest.raises(VLLMValidationError) as refused:
+        serving._validate_create_responses_input(request)
+    assert refused.value.parameter == name
+    assert asyncio.run(_counted(serving, request)) == name
+
+
+async def _counted(serving: Any, request: ResponsesRequest) -> str | None:
+    """The field for which a count of the request's tokens is refused."""
+
+    async def known(request: Any) -> None:
+        """The model's name is right."""
+
+    serving._check_model = known
+    with pytest.raises(VLLMValidationError) as refused:
+        await serving.count_input_tokens(request)
+    return refused.value.parameter
 
 
 def test_an_incomplete_message_in_responses_is_continued() -> None:
@@ -300,9 +395,8 @@ def test_an_incomplete_message_in_responses_is_continued() -> None:
 
 
 def test_responses_that_choose_no_tool_are_told_of_none() -> None:
-    tool = {"type": "function", "name": "frobnicate", "parameters": {"type": "object"}}
     for choice in ("auto", "none"):
-        request = responses(tools=[tool], tool_choice=choice)
+        request = responses(tools=[TOOL], tool_choice=choice)
         assert ("frobnicate" in rendered(request)) is (choice == "auto")
         assert len(request.tools) == 1  # the answer repeats them
 

@@ -36,6 +36,7 @@ class Renderer(OnlineRenderer):
 
     - Prompts of chats are cut as `truncate_prompt_tokens` says.
     - The assistant's message at the end is continued where that is asked for.
+    - POST /tokenize has the prompt of chats.
     - `reasoning_effort` is read in `chat_template_kwargs`, too. What vLLM passes over without a
       word is refused: other arguments of a template, `documents`, and in Responses `stop` and
       `include_reasoning` false.
@@ -51,7 +52,17 @@ class Renderer(OnlineRenderer):
             _warn_of_unread(self.default_chat_template_kwargs)
 
     async def preprocess_chat(self, request: Any, messages: Any, *args: Any, **kwargs: Any) -> Any:
-        """The conversation and its prompt."""
+        """The conversation and its prompt. A request for the Harmony format is one of POST
+        /tokenize: the others do not come here."""
+        if self.use_harmony:
+            chat = ChatCompletionRequest.model_construct(
+                messages=messages,
+                tools=request.tools,
+                chat_template_kwargs=request.chat_template_kwargs,
+                add_generation_prompt=request.add_generation_prompt,
+                continue_final_message=request.continue_final_message,
+            )
+            return self._make_request_with_harmony(chat, request.tools is not None)
         if self.single_calls:
             messages = with_single_calls(messages)
         return await super().preprocess_chat(request, messages, *args, **kwargs)

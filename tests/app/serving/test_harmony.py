@@ -17,6 +17,7 @@ from app.serving.adapter import _parsing
 from app.serving.classes.responses import ResponsesServing
 from app.serving.parsers.consistent import bounds_reasoning, consistent
 from app.serving.renderer import Renderer, _warn_of_unread
+from app.serving.request_models import TokenizeMessagesRequest
 from app.serving.response_fields import published_event
 from app.settings import load
 
@@ -383,6 +384,24 @@ async def _counted(serving: Any, request: ResponsesRequest) -> str | None:
     with pytest.raises(VLLMValidationError) as refused:
         await serving.count_input_tokens(request)
     return refused.value.parameter
+
+
+def test_the_tokens_of_messages_are_those_of_the_chat() -> None:
+    """The fault: POST /tokenize counted the prompt of the chat template, which no chat has."""
+    turns = [*BEGUN, {"role": "user", "content": "f?"}]
+    for fields in (
+        {"messages": turns},
+        {"messages": turns, "tools": [FUNCTION]},
+        {"messages": turns, "chat_template_kwargs": {"reasoning_effort": "low"}},
+        {"messages": BEGUN, **OPEN},
+    ):
+        request = TokenizeMessagesRequest.model_validate(fields)
+        made = Harmony().preprocess_chat(request, request.messages, tool_dicts=None)
+        _, (prompt,) = asyncio.run(made)
+        harmony = Harmony()
+        asked = chat(**fields)
+        _, (expected,) = harmony._make_request_with_harmony(asked, asked.tools is not None)
+        assert prompt["prompt_token_ids"] == expected["prompt_token_ids"]
 
 
 def test_an_incomplete_message_in_responses_is_continued() -> None:

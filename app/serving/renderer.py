@@ -40,7 +40,8 @@ class Renderer(OnlineRenderer):
     - `reasoning_effort` is read in `chat_template_kwargs`, too. What vLLM passes over without a
       word is refused: other arguments of a template, `documents`, and in Responses `stop` and
       `include_reasoning` false.
-    - Fields of Responses that cannot be honoured are refused by the names that were sent.
+    - In Responses text in front of a call is commentary, as in chats, and no answer; fields that
+      cannot be honoured are refused by the names that were sent.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -105,6 +106,19 @@ class Renderer(OnlineRenderer):
         ):
             _continue(result.engine_input, request, "input")
         return result
+
+    def render_responses_harmony_messages(self, messages: list[Any], **kwargs: Any) -> Any:
+        """The prompt of these messages. What the assistant says before a call of the same turn is
+        commentary. vLLM takes it for an answer, and leaves out all reasoning in front of one."""
+        before_call = False
+        for message in reversed(messages):
+            if message.author.role != "assistant":
+                before_call = False
+            elif message.recipient is not None:
+                before_call = True
+            elif before_call and message.channel == "final":
+                message.channel = "commentary"
+        return super().render_responses_harmony_messages(messages, **kwargs)
 
     def _effort(self, request: ChatCompletionRequest | ResponsesRequest, sent: Any) -> Any:
         """The level of reasoning: the one that was `sent` in its field, or else that among the

@@ -386,6 +386,28 @@ async def _counted(serving: Any, request: ResponsesRequest) -> str | None:
     return refused.value.parameter
 
 
+def test_text_in_front_of_a_call_is_no_answer() -> None:
+    """The fault: all reasoning before it was left out, and it was an answer that ended the turn."""
+    thought = {"type": "reasoning", "id": "r", "summary": []}
+    called = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    items = [
+        {"role": "user", "content": "One?"},
+        {"role": "assistant", "content": "One."},
+        {"role": "user", "content": "Two?"},
+        {**thought, "content": [{"type": "reasoning_text", "text": "Ask it."}]},
+        {"role": "assistant", "content": "I look."},
+        {**thought, "content": [{"type": "reasoning_text", "text": "Now."}]},
+        called,
+        {"type": "function_call_output", "call_id": "c", "output": "2"},
+    ]
+    text = rendered(responses(input=items))
+    assert "<|channel|>analysis<|message|>Ask it.<|end|>" in text
+    assert "<|channel|>commentary<|message|>I look.<|end|>" in text
+    assert "<|channel|>final<|message|>One.<|end|>" in text
+    ended = rendered(responses(input=[*items, {"role": "assistant", "content": "Two."}]))
+    assert "<|channel|>final<|message|>Two." in ended and "Ask it." not in ended
+
+
 def test_the_tokens_of_messages_are_those_of_the_chat() -> None:
     """The fault: POST /tokenize counted the prompt of the chat template, which no chat has."""
     turns = [*BEGUN, {"role": "user", "content": "f?"}]

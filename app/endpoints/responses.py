@@ -101,9 +101,13 @@ class ResponsesFormat(AnswerFormat):
         return f"event: {kind}\ndata: {data}\n\n"
 
     def error_event(self, error: ApiError, sequence_number: int = 0) -> str:
-        """An error as a numbered event."""
+        """An error as a numbered event, with the members of OpenAI's schema.
+
+        OpenAI's clients raise an event that has `error`, and read any other one as a part of the
+        answer.
+        """
         body: dict[str, Any] = {"type": "error", "code": error.code or error.type}
-        body |= {"message": error.message, "param": error.param}
+        body |= {"message": error.message, "param": error.param, **error.envelope()}
         body |= {"sequence_number": sequence_number}
         return f"event: error\ndata: {json.dumps(body)}\n\n"
 

@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncGenerator
 from typing import Any
 
+import openai
 import pytest
 from openai.types.responses import ResponseFailedEvent
 
@@ -67,6 +68,29 @@ def test_a_response_that_fails_ends_as_failed(
     assert (response.id, response.status) == (created["id"], "failed")
     assert response.error is not None
     assert response.error.message == error["message"]
+
+
+def test_openais_client_raises_the_error_of_a_response() -> None:
+    """Catches: an event that the client reads as any other, so that a cut answer looks whole."""
+    with client(answer="Hi there, friend") as gateway:
+        engine = gateway.app.state.engine.llm  # type: ignore[attr-defined]
+        outputs = engine._outputs
+
+        async def broken(*request: Any) -> AsyncGenerator[Any]:
+            async for output in outputs(*request):
+                yield output
+                raise RuntimeError("boom")
+
+        engine._outputs = broken
+        http: Any = gateway
+        api = openai.OpenAI(
+            base_url="http://testserver/v1", api_key="x", http_client=http, max_retries=0
+        )
+        stream = api.responses.create(model="fake", input="hi", stream=True)
+        assert next(stream).type == "response.created"
+        with pytest.raises(openai.APIError, match="The server had an error") as caught:
+            list(stream)
+    assert caught.value.type == "server_error"
 
 
 @pytest.mark.parametrize(

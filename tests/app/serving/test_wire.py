@@ -99,7 +99,11 @@ def test_a_response_that_was_cut_ends_incomplete() -> None:
         ("chat", 'data: {"error":{"message":"boo","type":"x","code":500}}\n\n', {"error"}),
         ("chat", ValueError("boo"), {"error"}),
         ("messages", 'event: error\ndata: {"boo":1}\n\n', {"type", "error"}),
-        ("responses", ValueError("boo"), {"type", "code", "message", "param", "sequence_number"}),
+        (
+            "responses",
+            ValueError("boo"),
+            {"type", "code", "message", "param", "sequence_number", "error"},
+        ),
     ],
 )
 def test_an_error_inside_a_stream_wears_its_apis_envelope(

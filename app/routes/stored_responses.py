@@ -103,8 +103,9 @@ class Turn:
     def _named(self, response: dict[str, Any], kept: bool) -> dict[str, Any]:
         return {
             **response,
-            # vLLM forgets a format that it holds the output to together with calls.
-            "text": {**(response.get("text") or {}), **(self.payload.get("text") or {})},
+            # vLLM forgets a format that it holds the output to together with calls, and names its
+            # own schema of the calls where it forces them by one.
+            "text": {"format": {"type": "text"}, **(self.payload.get("text") or {})},
             "previous_response_id": self.previous_response_id,
             "store": kept,
         }

@@ -194,9 +194,10 @@ def test_a_response_says_the_format_that_was_asked_for(served: Served, forgotten
     for event in streamed(client, input="one", text={"format": kind, "verbosity": "low"}):
         if "response" in event:
             assert event["response"]["text"] == {"format": kind, "verbosity": "low"}
-    echo.told = {"text": {"format": {"type": "text"}}}
-    for sent in ({}, {"text": None}):
-        assert ask(client, input="one", **sent)["text"] == {"format": {"type": "text"}}
+    for name in ("text", "json_schema"):  # vLLM's own schema of forced calls, say
+        echo.told = {"text": {"format": {**kind, "type": name}}}
+        for sent in ({}, {"text": None}):
+            assert ask(client, input="one", **sent)["text"] == {"format": {"type": "text"}}
 
 
 def test_items_are_referred_to_by_id(served: Served) -> None:

@@ -51,6 +51,7 @@ FORMATS = frozenset(
         *("uri", "uri-reference", "uri-template", "json-pointer", "relative-json-pointer"),
     }
 )
+_EMPTY_FORMATS = ("uri-reference", "uri-template", "json-pointer")  # they have an empty text
 _ESCAPES_AND_SETS = re.compile(r"\\[^bBpPkAZzG1-9]|\[(?:\\.|[^\]\\])*\]", re.DOTALL)
 # Look-around and other extensions, classes and references by escape, anchors inside.
 _NO_PATTERN = re.compile(r"\(\?(?!:)|\\|[^(|]\^|\$[^)|]", re.DOTALL)
@@ -243,16 +244,24 @@ class _Reader:
             self._leave_out(
                 schema, "pattern", place, "its expression needs more than xgrammar's syntax"
             )
-        if "format" in schema and "string" not in types:
+        lengths = ("minLength", "maxLength")
+        if "pattern" in schema:
+            schema.pop("format", None)  # an annotation; the pattern is what must hold
+            for name in lengths:
+                if name in schema:
+                    self._leave_out(schema, name, place, "it stands beside 'pattern'")
+        if "format" not in schema:
+            return
+        if "string" not in types:
             del schema["format"]  # of numbers: int32, double
-        elif "format" in schema and schema["format"] not in FORMATS:
+        elif schema["format"] not in FORMATS:
             self._leave_out(schema, "format", place, f"formats are {', '.join(sorted(FORMATS))}")
-        if "pattern" in schema and "format" in schema:
-            self._leave_out(schema, "format", place, "it stands beside 'pattern'")
-        for form in ("pattern", "format"):
-            for name in ("minLength", "maxLength"):
-                if form in schema and name in schema:
-                    self._leave_out(schema, name, place, f"it stands beside '{form}'")
+        else:
+            shortest = 0 if schema["format"] in _EMPTY_FORMATS else 1
+            if "maxLength" in schema or schema.get("minLength", 0) not in range(shortest + 1):
+                del schema["format"]  # as beside a pattern
+            else:
+                schema.pop("minLength", None)
 
     def _read_array(self, schema: Schema, place: str) -> None:
         if isinstance(schema.get("items"), list):  # as of drafts before 2020-12

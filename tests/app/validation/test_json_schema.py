@@ -54,7 +54,7 @@ def deeper(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Json]:
         "minLength": SMALL,
         "maxLength": SMALL,
         "pattern": st.sampled_from(["^a+$", "^[ab]{2}$", "^(a|b)1?$", "^a$|^b$", "^(?!a)b$"]),
-        "format": st.sampled_from(["int32"]),
+        "format": st.sampled_from(["int32", "uri", "json-pointer"]),
     }
     arrays = {
         "items": st.one_of(inner, st.booleans()),
@@ -211,7 +211,8 @@ def test_what_is_left_after_leaving_out_needs_nothing_left_out(schema: Json) -> 
         ({"type": "array", "contains": {"const": 1}}, "contains"),
         ({"type": "string", "not": {"const": "a"}}, "not"),
         ({"type": "string", "format": "phone"}, "format"),
-        ({"type": "string", "format": "email", "maxLength": 9}, "maxLength"),
+        ({"type": "string", "format": "email", "pattern": "^(?!a)"}, "pattern"),
+        ({"type": "string", "format": "email", "pattern": "^a", "maxLength": 9}, "maxLength"),
         ({"type": "string", "pattern": "^(?=a)"}, "pattern"),
         ({"type": "string", "pattern": r"^\bword"}, "pattern"),
         ({"if": {"required": ["a"]}, "then": {"required": ["b"]}}, "if"),
@@ -267,6 +268,43 @@ def test_what_xgrammar_would_miss_is_written_so_that_it_does_not(
     schema: Json, good: Any, bad: Any
 ) -> None:
     written, unenforced = enforceable(schema)
+    assert not unenforced
+    assert lets_through(written, good)
+    assert not lets_through(written, bad)
+
+
+# As Zod 4 writes z.uuid(), z.iso.date() and z.iso.datetime().
+ZOD_UUID = (
+    "^([0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[1-8][0-9a-fA-F]{3}-[89abAB][0-9a-fA-F]{3}-[0-9a-fA-F]{12}"
+    "|00000000-0000-0000-0000-000000000000|ffffffff-ffff-ffff-ffff-ffffffffffff)$"
+)
+ZOD_DAY = (
+    r"(?:(?:\d\d[2468][048]|\d\d[13579][26]|\d\d0[48]|[02468][048]00|[13579][26]00)-02-29"
+    r"|\d{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12]\d|3[01])|(?:0[469]|11)-(?:0[1-9]|[12]\d|30)"
+    r"|(?:02)-(?:0[1-9]|1\d|2[0-8])))"
+)
+ZOD_TIME = r"(?:(?:[01]\d|2[0-3]):[0-5]\d(?::[0-5]\d(?:\.\d+)?)?(?:Z))"
+UUID = "123e4567-e89b-12d3-a456-426614174000"
+
+
+@pytest.mark.parametrize(
+    ("kind", "held", "good", "bad"),
+    [
+        ("uuid", {"pattern": ZOD_UUID}, UUID, UUID.replace("-1", "-9")),
+        ("date", {"pattern": f"^{ZOD_DAY}$"}, "2024-02-29", "2023-02-29"),
+        ("date-time", {"pattern": f"^{ZOD_DAY}T{ZOD_TIME}$"}, "2024-02-29T10:00Z", "2024-02-29"),
+        ("nanoid", {"pattern": "^[a-z]{2}$"}, "ab", "a"),
+        ("uri", {"minLength": 1, "maxLength": 2083}, "https://a.example/b", ""),  # HttpUrl
+        ("uri", {"minLength": 1}, "https://a.example/b", "no address"),  # AnyUrl
+        ("uri-reference", {"minLength": 1}, "/b", ""),
+        ("email", {"maxLength": 9}, "a@b.de", "a@example.com"),
+    ],
+)
+def test_a_format_gives_way_to_what_else_a_text_is_held_to(
+    kind: str, held: Json, good: str, bad: str
+) -> None:
+    """pydantic and Zod write formats beside lengths and patterns."""
+    written, unenforced = enforceable({"type": "string", "format": kind, **held})
     assert not unenforced
     assert lets_through(written, good)
     assert not lets_through(written, bad)

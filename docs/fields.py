@@ -31,6 +31,9 @@ Each field of a request is honoured, accepted without effect, or refused with a 
 A field that is not on this page is refused as unknown. A null is a field that is not given, at any
 depth. `GET /openapi.json` says the same in JSON schemas.
 
+A `tool_choice` of type `allowed_tools` (chat, Responses) leaves the tools that it names, as if the
+request had no others, and counts as its `mode`: `auto` or `required`.
+
 {beams}
 
 {dialects}

@@ -68,6 +68,7 @@ def _check_tools(
 ) -> None:
     tools.take_unknown_tools(payload, rules, facts.unknown_tools)
     rules.check(payload)
+    tools.take_allowed_tools(payload, rules, facts.unknown_tools)
     constraints.name_parameters(payload)
     if not facts.reads_calls:
         tools.check_unread_calls(payload, rules)

@@ -79,7 +79,9 @@ ENDPOINTS = (
             "web_search_options": OnlyAt((), "this server does not search the web"),
         },
         ignored_members=CHAT_MEMBERS,
-        tools=ToolRules(("function",), check=message_checks.check_tools),
+        tools=ToolRules(
+            ("function",), check=message_checks.check_tools, allowed_in="allowed_tools"
+        ),
         check=_check,
         rewrite=_rewrite,
         generates=True,

@@ -48,7 +48,7 @@ _NOT_COUNTED = frozenset({
     "skip_special_tokens", "stop", "stop_token_ids", "structured_outputs", "temperature", "text",
     "top_k", "top_logprobs", "top_p", "vllm_xargs", "watermarking",
 })  # fmt: skip
-_TOOLS = ToolRules(("function", "custom", "namespace"), any_choice=True)
+_TOOLS = ToolRules(("function", "custom", "namespace"), any_choice=True, allowed_in="")
 
 
 class ResponsesFormat(AnswerFormat):

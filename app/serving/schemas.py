@@ -22,6 +22,23 @@ _SPECULATION = {
     "additionalProperties": False,
 }
 
+# The `tool_choice` of chats that vLLM's model does not have (app/validation/tools.py).
+_ALLOWED_TOOLS = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "allowed_tools"},
+        "allowed_tools": {
+            "type": "object",
+            "properties": {
+                "mode": {"enum": ["auto", "required"]},
+                "tools": {"type": "array", "items": {"type": "object"}, "minItems": 1},
+            },
+            "required": ["mode", "tools"],
+        },
+    },
+    "required": ["type", "allowed_tools"],
+}
+
 
 def request_schemas(
     endpoints: Iterable[Endpoint],
@@ -45,6 +62,8 @@ def _schema(
         definitions[prefix + name] = definition
     if endpoint.generates:
         schema["properties"][FIELD] = _SPECULATION
+    if endpoint.tools is not None and endpoint.tools.allowed_in:
+        schema["properties"]["tool_choice"]["anyOf"].append(_ALLOWED_TOOLS)
     for name in ("stop", "stop_sequences"):  # the server's own setting is the bound
         for form in schema["properties"].get(name, {}).get("anyOf", ()):
             form.pop("maxItems", None)

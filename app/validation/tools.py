@@ -16,7 +16,7 @@ Unknown = Literal["refuse", "ignore"]
 
 Payload = dict[str, Any]
 # Types of Responses' `tool_choice` that choose among the tools of the request.
-_NAMED = ("function", "custom", "tool", "auto", "any", "none")
+_NAMED = ("function", "custom", "tool", "auto", "any", "none", "allowed_tools")
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,9 @@ class ToolRules:
     check: Callable[[Payload], None] = lambda payload: None
     needs_parser: bool = True
     any_choice: bool = False
+    # The member of a `tool_choice` of type `allowed_tools` that holds its mode and tools; empty if
+    # the choice holds them itself, and None where the API has no such choice.
+    allowed_in: str | None = None
 
 
 def take_unknown_tools(payload: Payload, rules: ToolRules, unknown: Unknown) -> None:
@@ -80,6 +83,48 @@ def _check_choice(payload: Payload, unknown: Unknown) -> None:
         f"'tool_choice' of type '{kind}' is not supported: choose a function, or 'auto', "
         "'required' or 'none'.",
     )
+
+
+def take_allowed_tools(payload: Payload, rules: ToolRules, unknown: Unknown) -> None:
+    """Leave the tools that a `tool_choice` of type `allowed_tools` names, and its mode as the
+    choice. Raises ApiError for a name that no tool has."""
+    choice = payload.get("tool_choice")
+    if rules.allowed_in is None or _type_of(choice) != "allowed_tools":
+        return
+    where, given = "tool_choice", choice
+    if rules.allowed_in:
+        where = f"{where}.{rules.allowed_in}"
+        given = choice.get(rules.allowed_in) if isinstance(choice, dict) else None
+    if not isinstance(given, dict):
+        raise invalid(where, f"'{where}' must be an object.")
+    mode, names = given.get("mode"), given.get("tools")
+    if mode not in ("auto", "required"):
+        raise invalid(f"{where}.mode", f"'{where}.mode' must be 'auto' or 'required'.")
+    if not isinstance(names, list) or not names:
+        raise invalid(f"{where}.tools", f"'{where}.tools' must be a list of at least one tool.")
+    tools = payload.get("tools")
+    tools = tools if isinstance(tools, list) else []
+    identities = {_identity(tool) for tool in tools}
+    allowed = set()
+    for index, named in enumerate(names):
+        identity = _identity(named)
+        if identity is not None and identity in identities:
+            allowed.add(identity)
+        elif unknown == "refuse" or _type_of(named) in rules.types:
+            place = f"{where}.tools[{index}]"
+            raise invalid(place, f"'{place}' must name one of 'tools', by its type and name.")
+    payload["tools"] = [tool for tool in tools if _identity(tool) in allowed]
+    payload["tool_choice"] = mode
+    if not allowed:
+        del payload["tools"], payload["tool_choice"]
+
+
+def _identity(tool: Any) -> tuple[str, str] | None:
+    """Type and name of a tool, as an API lists it or a choice names it; None without them."""
+    function = tool.get("function") if isinstance(tool, dict) else None
+    holder = function if isinstance(function, dict) else tool
+    name, kind = holder.get("name") if isinstance(holder, dict) else None, _type_of(tool)
+    return (kind, name) if kind is not None and isinstance(name, str) else None
 
 
 def check_unread_calls(payload: Payload, rules: ToolRules) -> None:

@@ -248,6 +248,84 @@ def test_a_choice_of_a_tool_that_does_not_exist_here(gateway: Gateway) -> None:
     assert send(lenient, "responses", **given).is_success
 
 
+def allowed(dialect: str, mode: Any, *tools: Any) -> dict[str, Any]:
+    """A `tool_choice` that allows some of the tools."""
+    given = {"mode": mode, "tools": list(tools)}
+    if dialect == "chat":
+        return {"type": "allowed_tools", "allowed_tools": given}
+    return {"type": "allowed_tools", **given}
+
+
+def named(dialect: str, name: str) -> dict[str, Any]:
+    """A function as a `tool_choice` names it."""
+    if dialect == "chat":
+        return {"type": "function", "function": {"name": name}}
+    return {"type": "function", "name": name}
+
+
+def two_tools(dialect: str) -> list[dict[str, Any]]:
+    (tool,) = TOOLS[dialect]
+    if dialect == "chat":
+        return [tool, {**tool, "function": {**tool["function"], "name": "g"}}]
+    return [tool, {**tool, "name": "g"}]
+
+
+@STREAMING
+@pytest.mark.parametrize("mode", ["auto", "required"])
+@pytest.mark.parametrize("dialect", ["chat", "responses"])
+def test_allowed_tools_are_those_of_the_request(
+    gateway: Gateway, dialect: str, mode: str, streaming: bool
+) -> None:
+    client, tools = gateway(tool_call_parser="hermes"), two_tools(dialect)
+    llm = client.app.state.engine.llm  # type: ignore[attr-defined]
+    constraints = []
+    for given in (
+        {"tools": tools[1:], "tool_choice": mode},
+        {"tools": tools, "tool_choice": allowed(dialect, mode, named(dialect, "g"))},
+    ):
+        response = send(client, dialect, streaming, **given)
+        assert response.status_code == 200, response.text
+        constraints.append(str(llm.sampling.structured_outputs))
+    assert constraints[0] == constraints[1]
+    refused = gateway()
+    message, _ = refusal(send(refused, dialect, streaming, **given), dialect)
+    assert "--tool-call-parser" in message
+
+
+@pytest.mark.parametrize(
+    ("mode", "names", "place"),
+    [
+        ("auto", [("function", "f"), ("function", "h")], "tools[1]"),
+        ("auto", [("custom", "f")], "tools[0]"),
+        ("auto", [("web_search", None)], "tools[0]"),
+        ("auto", [], "tools"),
+        ("none", [("function", "f")], "mode"),
+        (["auto"], [("function", "f")], "mode"),
+    ],
+)
+@pytest.mark.parametrize("dialect", ["chat", "responses"])
+def test_allowed_tools_must_be_among_the_tools(
+    gateway: Gateway, dialect: str, mode: Any, names: Any, place: str
+) -> None:
+    choice = allowed(dialect, mode, *({**named(dialect, x), "type": kind} for kind, x in names))
+    client = gateway(tool_call_parser="hermes")
+    response = send(client, dialect, tools=two_tools(dialect), tool_choice=choice)
+    inside = "tool_choice.allowed_tools" if dialect == "chat" else "tool_choice"
+    message, param = refusal(response, dialect)
+    assert param == f"{inside}.{place}"
+    assert f"'{param}'" in message
+
+
+def test_an_allowed_tool_that_does_not_exist_here_can_be_ignored(gateway: Gateway) -> None:
+    lenient = gateway(tool_call_parser="hermes", unknown_tools="ignore")
+    for others in ([], [named("responses", "f")]):
+        choice = allowed("responses", "auto", {"type": "web_search"}, *others)
+        response = send(lenient, "responses", tools=two_tools("responses"), tool_choice=choice)
+        assert [tool["name"] for tool in response.json()["tools"]] == [
+            tool["name"] for tool in others
+        ]
+
+
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
 ITEM = {"type": "function_call", "call_id": "c", "name": "f", "arguments": {"a": 1}}
 

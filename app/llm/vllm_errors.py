@@ -44,6 +44,8 @@ _CONSTRAINT_CHECKS = {
     SamplingParams._validate_structured_outputs.__code__,
     StructuredOutputsParams.__post_init__.__code__,
 }
+# A quote, if there is one, and a name or the path of an inner field.
+_WORD = re.compile(r"([`'\"]?)\b([a-z_]+(?:\.[a-z_]+)*)")
 _SENTENCE = re.compile(r"(?<=[.!?])\s+")
 _NOT_SET_UP = "The request asks for something that this server is not set up for."
 _TAGS = ("type", "role")  # fields that tell the branches of a union apart
@@ -91,17 +93,20 @@ def from_exception(error: BaseException, payload: Mapping[str, Any], prompt: str
     if isinstance(error, EngineGenerateError) and isinstance(error.__cause__, _CLIENT_ERRORS):
         error = error.__cause__
     if isinstance(error, ValidationError):
-        return _from_pydantic(error, payload)
+        return _from_pydantic(error, payload, prompt)
     if isinstance(error, GracefulHTTPError):
         return ApiError(int(error.http_status), error.message, headers={"Retry-After": "1"})
     if isinstance(error, VLLMNotFoundError):
         return _client_error(404, str(error), "model", payload, prompt)
     if isinstance(error, TypeError) and not isinstance(error, VLLMClientError):
         return ApiError(400, _WRONG_TYPE)  # what it says is about Python, not about the request
-    if isinstance(error, (VLLMClientError, *_CLIENT_ERRORS)) or _is_template_error(error):
+    by_template = any(map(_is_template_error, _causes(error)))
+    if isinstance(error, (VLLMClientError, *_CLIENT_ERRORS)) or by_template:
         param = error.parameter if isinstance(error, VLLMValidationError) else None
         if param is None and _about_constraint(error):
             param = next((name for name in _CONSTRAINTS if payload.get(name) is not None), None)
+        if by_template:
+            payload = {}  # the words of a template's author name no fields
         return _client_error(400, str(error), param, payload, prompt)
     return internal(error)
 
@@ -166,25 +171,32 @@ def _client_error(
     if status == 404 and param == "model":
         return ApiError(404, message, param="model", code="model_not_found")
     # vLLM names the field only sometimes; its message nearly always does.
-    return ApiError(status, message, param=param or _named_field(message, payload))
+    return ApiError(status, message, param=param or _named_field(message, payload, prompt))
 
 
-def _named_field(message: str, payload: Mapping[str, Any]) -> str | None:
-    """The first field of the request that the message mentions."""
-    mentioned = [word for word in re.findall(r"[a-z_]+", message) if word in payload]
-    return mentioned[0] if mentioned else None
+def _named_field(message: str, payload: Mapping[str, Any], prompt: str) -> str | None:
+    """The first field of the request that the message mentions.
+
+    A word alone is a name where it is quoted, has an underscore, leads to an inner field or is that
+    of the `prompt`: "user" and "tools" are words of English too.
+    """
+    for quote, path in _WORD.findall(message):
+        name = path.partition(".")[0]
+        if name in payload and (quote or "_" in path or "." in path or name == prompt):
+            return name
+    return None
 
 
-def _from_pydantic(error: ValidationError, payload: Mapping[str, Any]) -> ApiError:
+def _from_pydantic(error: ValidationError, payload: Mapping[str, Any], prompt: str) -> ApiError:
     problems = error.errors(include_url=False, include_input=False)
     cause = problems[0].get("ctx", {}).get("error")
     if isinstance(cause, VLLMValidationError):
         message = _PARAMETER_SUFFIX.sub("", str(cause))
-        param = cause.parameter or _named_field(message, payload)
+        param = cause.parameter or _named_field(message, payload, prompt)
         return ApiError(400, _own_words(sanitize_message(message)), param=param)
     if not problems[0]["loc"]:  # from a validator of the whole body
         message = _own_words(sanitize_message(str(cause or problems[0]["msg"])))
-        return ApiError(400, message, param=_named_field(message, payload))
+        return ApiError(400, message, param=_named_field(message, payload, prompt))
     problems = _decisive(problems, payload)
     param = _path(problems[0], payload)
     reasons = {p["msg"] for p in problems if _path(p, payload) == param}
@@ -192,9 +204,8 @@ def _from_pydantic(error: ValidationError, payload: Mapping[str, Any]) -> ApiErr
         return ApiError(
             400, f"Missing required parameter: '{param}'.", param=param, code="missing_parameter"
         )
-    return ApiError(
-        400, f"Invalid value for '{param}': {' or '.join(sorted(reasons)[:3])}.", param=param
-    )
+    where = "" if param is None else f" for '{param}'"
+    return ApiError(400, f"Invalid value{where}: {' or '.join(sorted(reasons)[:3])}.", param=param)
 
 
 def _decisive(problems: list[ErrorDetails], payload: Mapping[str, Any]) -> list[ErrorDetails]:

@@ -107,6 +107,8 @@ def _check_tool_calls(calls: Any, where: str) -> None:
             if not isinstance(function.get(field), str):
                 field = f"{place}.function.{field}"
                 raise invalid(field, f"'{field}' must be a string.")
+        for field in ("id", "type"):
+            _require(call, place, field, str)
 
 
 def check_items(items: Any) -> None:
@@ -158,12 +160,18 @@ def _check_members(
     """Check that an item or a block has the fields that `required` lists for its type."""
     kind = item.get("type")
     for name, wanted in required.get(kind if isinstance(kind, str) else "", {}).items():
-        if not isinstance(item.get(name), wanted):
-            field = f"{where}.{name}"
-            if name not in item:
-                raise invalid(field, f"Missing required parameter: '{field}'.", "missing_parameter")
-            what = "an object" if wanted is dict else "a string"
-            raise invalid(field, f"'{field}' must be {what}.")
+        _require(item, where, name, wanted)
+
+
+def _require(item: dict[str, Any], where: str, name: str, wanted: type) -> None:
+    """Raise ApiError unless the item at `where` has the field, as an object or a string."""
+    if isinstance(item.get(name), wanted):
+        return
+    field = f"{where}.{name}"
+    if name not in item:
+        raise invalid(field, f"Missing required parameter: '{field}'.", "missing_parameter")
+    what = "an object" if wanted is dict else "a string"
+    raise invalid(field, f"'{field}' must be {what}.")
 
 
 def _check_part(part: Any, where: str) -> None:

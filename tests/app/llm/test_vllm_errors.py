@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from jinja2 import TemplateError
 from pydantic import ValidationError
 from vllm.entrypoints.anthropic.protocol import AnthropicMessagesRequest
 from vllm.entrypoints.serve.engine.protocol import ErrorInfo, ErrorResponse
@@ -27,6 +28,33 @@ def test_an_unnamed_parameter_is_found_in_the_message() -> None:
     message = "The min_p and logit_bias sampling parameters are not yet supported."
     error = from_exception(VLLMValidationError(message), {"logit_bias": {"5": 1}}, "messages")
     assert error.param == "logit_bias"
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ("Constraints exclude tools of a user.", None),
+        ("Set `stream` for a user.", "stream"),
+        ("'user' may not be empty.", "user"),
+        ("The prompt of a user is empty.", "prompt"),
+        ("It's no user's max_tokens.", "max_tokens"),
+    ],
+)
+def test_words_of_english_are_no_fields(message: str, param: str | None) -> None:
+    sent = dict.fromkeys(("user", "tools", "stream", "max_tokens", "prompt"), 1)
+    assert from_exception(VLLMValidationError(message), sent, "prompt").param == param
+
+
+def test_a_template_names_no_field() -> None:
+    """Catches: the field `user` for a template that wants roles to alternate user/assistant."""
+    sent = {"user": "me", "tools": [], "messages": [], "chat_template_kwargs": {}}
+    for text in ("Roles must alternate user/assistant.", "No 'tools' in chat_template_kwargs."):
+        refused = TemplateError(text)
+        wrapped = VLLMValidationError(text)
+        wrapped.__cause__ = refused
+        for error in (refused, wrapped):
+            found = from_exception(error, sent, "messages")
+            assert (found.status, found.message, found.param) == (400, text, None)
 
 
 @pytest.mark.parametrize(

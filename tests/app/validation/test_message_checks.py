@@ -45,6 +45,14 @@ CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{
             [USER, {"role": "assistant", "tool_calls": [CALL, {"function": {"name": "f"}}]}],
             "messages[1].tool_calls[1].function.arguments",
         ),
+        *(
+            ([USER, {"role": "assistant", "tool_calls": [call]}], f"messages[1].tool_calls[0].{at}")
+            for call, at in (
+                ({key: CALL[key] for key in ("type", "function")}, "id"),
+                ({key: CALL[key] for key in ("id", "function")}, "type"),
+                ({**CALL, "id": 5}, "id"),
+            )
+        ),
     ],
 )
 def test_bad_messages_name_their_place(messages: Any, param: str) -> None:

@@ -53,7 +53,11 @@ class ResponsesServing(OpenAIServingResponses):
             return rendered
         if (error := self._validate_generator_input(rendered.engine_input)) is not None:
             return error
-        return InputTokens(input_tokens=self._extract_prompt_len(rendered.engine_input))
+        tokens = self._extract_prompt_len(rendered.engine_input)
+        room = self.model_config.max_model_len - tokens
+        # It raises an error for values that are out of bounds.
+        request.to_sampling_params(room, self.default_sampling_params)
+        return InputTokens(input_tokens=tokens)
 
     def _validate_create_responses_input(self, request: ResponsesRequest) -> ErrorResponse | None:
         """What vLLM refuses of a request, by the names that were sent."""

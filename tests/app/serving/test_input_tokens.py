@@ -67,6 +67,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"input": [{"role": "user"}]}, "input[0].content"),
     ({"input": "a " * CONTEXT}, "input"),
     ({"input": "hi", "conversation": "conv_1"}, "conversation"),
+    ({"input": "hi", "temperature": -1}, "temperature"),
+    ({"input": "hi", "top_k": -5}, "top_k"),
     ({"input": "hi", "personality": "friendly"}, "personality"),
     ({"input": "hi", "tools": [{"type": "web_search"}]}, "tools[0].type"),
     ({"input": "hi", "chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs"),

@@ -1,4 +1,5 @@
-"""Every response carries x-request-id: the client's own if it is harmless, else a new one.
+"""Every response to a request carries x-request-id: the client's own if it is harmless, else a new
+one. Refusals by the connection (app/server/connection.py) and CORS preflights have none.
 
 The paths of an API whose clients look for it in another header have both.
 """

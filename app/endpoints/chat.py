@@ -12,6 +12,7 @@ from app.declaration.model_facts import ModelFacts
 from app.declaration.null_fields import with_required_nulls
 from app.validation import message_checks, replay
 from app.validation.fields import (
+    MODERATION,
     NOT_KEPT,
     OPENAI,
     RENDERING,
@@ -72,6 +73,7 @@ ENDPOINTS = (
             "functions": OnlyAt(([],), "use 'tools'"),
             "logprob_token_ids": SOME_LOGPROBS,
             "modalities": OnlyAt((["text"],), "answers are text"),
+            "moderation": MODERATION,
             "prediction": WithoutEffect(dict, "drafts are made without it"),
             "return_token_offsets": WithoutEffect(bool, RENDERING),
             "store": WithoutEffect(bool, NOT_KEPT),

@@ -16,7 +16,7 @@ from app.request_usage import count_tokenized
 from app.serving.response_fields import published, published_event
 from app.validation import message_checks, replay
 from app.validation.field_checks import invalid
-from app.validation.fields import AS_SENT, LABEL, OPENAI, OnlyAt, Rule, WithoutEffect
+from app.validation.fields import AS_SENT, LABEL, MODERATION, OPENAI, OnlyAt, Rule, WithoutEffect
 from app.validation.nested import CHAT_MEMBERS
 from app.validation.speculation_field import FIELD
 from app.validation.tools import ToolRules
@@ -28,11 +28,18 @@ _KNOWN_TIERS = ("auto", "default", "flex", "scale", "priority")
 _OF_ABSENT_TOOLS = ("web_search_call.action.sources", "web_search_call.results")
 _FIELDS: dict[str, Rule] = {
     **OPENAI,
+    "access_programs": OnlyAt(({"cyber": "standard"},), "this server has no access programs"),
     "background": OnlyAt((False,), "an answer is made while its request waits for it"),
     "client_metadata": WithoutEffect(dict, LABEL),
     "context_management": WithoutEffect(list, AS_SENT),
     "conversation": OnlyAt((), "name the turn before in 'previous_response_id'"),
+    "image": OnlyAt(
+        ({"context_compression": "auto"}, {"context_compression": "disabled"}),
+        "images are taken as they are sent",
+    ),
     "max_tool_calls": WithoutEffect(int, "it bounds tools that this server does not have"),
+    "moderation": MODERATION,
+    "personality": OnlyAt((), "say in 'instructions' how to answer"),
     "previous_input_messages": OnlyAt(([],), "send earlier turns in 'input'"),
     "prompt": OnlyAt((), "this server stores no prompts"),
     "stream_options": WithoutEffect(dict, "events are not padded"),

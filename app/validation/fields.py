@@ -65,6 +65,7 @@ TEMPLATE = OnlyAt((), "the served model's own template is the only one that runs
 # On the V1 model runner a batch that holds such a request gives all of its requests the log
 # probabilities in its form, and one with drafts fails (vllm/v1/sample/sampler.py, forward).
 SOME_LOGPROBS = OnlyAt(([],), "ask for the most likely tokens of each position in 'logprobs'")
+MODERATION = OnlyAt((), "this server moderates neither prompts nor answers")
 _STEERS = "the gateway sets it"
 # What vLLM's engine reads of `vllm_xargs` for itself (vllm/v1/request.py).
 _ENGINE_ONLY = ("kv_transfer_params", "ec_transfer_params", "kv_cache_report_mode")

@@ -25,14 +25,10 @@ from docs.fields import PAGE, page
 _BETA = {"billing_policy", "compaction", "fallback_credit_token", "fallbacks", "thread"}
 _HEADERS = {"betas", "workspace_id"}  # the client sends these beside the body
 SDK_PARAMETERS = [
-    ("chat", completion_create_params.CompletionCreateParamsBase, {"moderation"}),
+    ("chat", completion_create_params.CompletionCreateParamsBase, set()),
     ("completions", text_create_params.CompletionCreateParamsBase, set()),
-    (
-        "responses",
-        response_create_params.ResponseCreateParamsBase,
-        {"access_programs", "image", "moderation"},
-    ),
-    ("input_tokens", input_token_count_params.InputTokenCountParams, {"personality"}),
+    ("responses", response_create_params.ResponseCreateParamsBase, set()),
+    ("input_tokens", input_token_count_params.InputTokenCountParams, set()),
     ("messages", message_create_params.MessageCreateParamsBase, _HEADERS),
     ("messages", beta_create_params.MessageCreateParamsBase, _HEADERS | _BETA),
     ("count_tokens", message_count_tokens_params.MessageCountTokensParams, _HEADERS),

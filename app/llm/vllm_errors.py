@@ -60,8 +60,6 @@ PROMPT_FILLS_CONTEXT = (
     "The prompt alone has this model's maximum context length, which leaves no token for the "
     "output. Please reduce the length of the input prompt."
 )
-# vLLM's name for a field -> its name in a request.
-_SENT_AS = {"response_id": "previous_response_id"}
 
 
 class ConstraintError(VLLMValidationError):
@@ -161,7 +159,6 @@ def _client_error(
     status: int, message: str, param: str | None, payload: Mapping[str, Any], prompt: str
 ) -> ApiError:
     message = _own_words(sanitize_message(_PARAMETER_SUFFIX.sub("", message)))
-    param = _SENT_AS.get(param or "", param)
     if status >= 500:
         return ApiError(status, message)
     if message == _NO_ROOM:

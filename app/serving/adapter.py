@@ -63,7 +63,7 @@ class Adapter:
         for vllm_logger in _LOG_CLIENT_MISTAKES:
             logging.getLogger(vllm_logger).setLevel(logging.CRITICAL)
         parts = _parts(engine, settings)
-        self.models, self.renderer = parts.models, parts.renderer
+        self.renderer = parts.renderer
         facts = _facts(parts, settings)
 
         def lost() -> bool:

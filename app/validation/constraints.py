@@ -13,7 +13,7 @@ from typing import Any
 from app.settings import LimitSettings
 from app.validation.field_checks import invalid
 from app.validation.json_schema import enforceable
-from app.validation.size_limits import check_schema, count_prompts
+from app.validation.size_limits import check_schema, count_prompts, decoded
 
 # Takes a schema's place in the request and the schema; returns what replaces it.
 _Change = Callable[[str, Any], Any]
@@ -130,8 +130,8 @@ def _schemas(payload: Mapping[str, Any]) -> Iterator[_Held]:
         yield from _of_format(value, place)
     given = payload.get("structured_outputs")
     if isinstance(given, dict):
-        yield "structured_outputs.json", _decoded(given.get("json")), True
-        tag = _decoded(given.get("structural_tag"))
+        yield "structured_outputs.json", decoded(given.get("json")), True
+        tag = decoded(given.get("structural_tag"))
         yield from _of_tag(tag, "structured_outputs.structural_tag")
     yield from _of_tools(payload.get("tools"), "tools")
 
@@ -200,15 +200,6 @@ def _changed(value: Any, place: str, change: _Change) -> Any:
     }
 
 
-def _decoded(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except (ValueError, RecursionError):
-        return None  # vLLM's check says what is wrong with it
-
-
 def _rewritten(text: str, change: Callable[[Any], Any]) -> str:
-    value = _decoded(text)
+    value = decoded(text)
     return text if value is None else json.dumps(change(value))

@@ -152,7 +152,7 @@ def _with_object(call: Any) -> Any:
     return {**call, "function": {**function, "arguments": object_arguments(arguments)}}
 
 
-def response_items(items: Iterable[Any], *, any_arguments: bool = False) -> list[Item]:
+def response_items(items: Iterable[Item], *, any_arguments: bool = False) -> list[Item]:
     """Rewrite input items of Responses: at most one part of text where vLLM reads one.
 
     Assistant messages are recognised without `type` and keep all of their parts; reasoning
@@ -162,8 +162,6 @@ def response_items(items: Iterable[Any], *, any_arguments: bool = False) -> list
     rewritten = []
     for index, item in enumerate(items):
         where = f"input[{index}]"
-        if not isinstance(item, dict):
-            raise invalid(where, f"'{where}' must be an object.")
         kind = item.get("type") or ("message" if "role" in item else "item_reference")
         if kind == "item_reference":
             raise invalid(

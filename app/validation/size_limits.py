@@ -209,7 +209,7 @@ def check_schema(
                     f"{limits.max_pattern_length} characters (--max-pattern-length).",
                 )
             if key in _JSON_TEXTS and size <= most:
-                waiting.append(("", _decoded(value), depth))
+                waiting.append(("", decoded(value), depth))
         elif isinstance(value, dict | list):
             if depth > limits.max_schema_depth:
                 raise invalid(
@@ -250,13 +250,14 @@ def _width(value: dict[str, Any]) -> int:
     return max(len(value), len({*names, *(properties if isinstance(properties, dict) else ())}))
 
 
-def _decoded(text: str) -> Any:
-    """The text parsed as JSON; None if it is invalid, which vLLM then reports."""
+def decoded(value: Any) -> Any:
+    """A constraint that is sent as JSON text, parsed; any other value as it is. None if the text is
+    invalid or deeper than Python goes, which vLLM then reports."""
+    if not isinstance(value, str):
+        return value
     try:
-        return json.loads(text)
-    except RecursionError:
-        return [[]]  # deeper than Python goes: vLLM's own parser refuses it the same way
-    except ValueError:
+        return json.loads(value)
+    except (ValueError, RecursionError):
         return None
 
 

@@ -187,14 +187,6 @@ def test_a_constraint_that_is_no_good_is_named(field: str) -> None:
     assert from_exception(caught.value, payload, "prompt").param == field
 
 
-def test_a_field_is_named_as_the_request_names_it() -> None:
-    response = ErrorResponse(
-        error=ErrorInfo(message="no", type="NotFoundError", param="response_id", code=404)
-    )
-    payload = {"previous_response_id": "resp_none"}
-    assert from_response(response, payload, "input").param == "previous_response_id"
-
-
 def test_our_own_errors_pass_through() -> None:
     error = ApiError(418, "teapot")
     assert from_exception(error, {}, "prompt") is error

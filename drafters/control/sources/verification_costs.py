@@ -102,7 +102,9 @@ class VerificationCosts:
 
     def prices(self, requests: int, tokens_per_second: float) -> list[float]:
         """The tokens that the batch would make in the time of verifying n draft tokens of a
-        request, by n."""
+        request, by n. All are 0 before any step was measured."""
+        if not self.verification.measured:
+            return [0.0] * (self._max_draft_tokens + 1)
         return [tokens_per_second * seconds for seconds in self._verify_seconds(requests)]
 
     def pass_seconds(self, requests: int, k: int) -> tuple[float, float]:

@@ -87,6 +87,16 @@ def test_the_heads_pass_is_over_the_requests_that_may_have_drafts() -> None:
     assert first_s + 7 * further_s > 1.1 * PASS_S
 
 
+def test_verifying_is_free_until_a_step_was_measured() -> None:
+    """The fault: without a calibration, a first step in which the head had taken all of the seconds
+    taught nothing, and the next one ended the engine."""
+    made = VerificationCosts(3, 10, ReadCosts(Tuning()), tuning=Tuning())
+    made.observe(step(1, 3, k=3)._replace(draft_seconds=1.0), 0.0, settled=True)
+    assert made.prices(1, 100.0) == [0.0] * 11
+    made.observe(step(1, 3, k=3), 0.0, settled=True)
+    assert made.prices(1, 100.0)[3] >= 0.0
+
+
 def test_seconds_are_priced_in_the_tokens_of_the_batch() -> None:
     """More draft tokens than were ever verified cost in proportion."""
     made = taught(1, 4)

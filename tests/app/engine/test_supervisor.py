@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from prometheus_client import REGISTRY
@@ -255,18 +255,24 @@ def test_a_silence_is_no_service(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(life.launched) >= 3  # a pause of this process counts as service, and costs one more
 
 
+def load_for_ever() -> NoReturn:
+    """As vLLM whose process does not come to an end of loading: wait for it, and raise once it is
+    killed."""
+    process = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,))
+    process.start()
+    process.join()
+    raise RuntimeError("Engine core initialization failed")
+
+
 def test_a_restart_that_hangs_while_it_loads_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "MIN_RELOAD_S", 0.1)
     life, before = Life(monkeypatch), restarts("hung")
 
     def hang(*arguments: Any) -> Any:
         llm, steps = life._launch(*arguments)
-        if len(life.launched) == 2:  # vLLM waits for its processes, and raises once they end
+        if len(life.launched) == 2:
             monkeypatch.setattr(supervisor, "MIN_RELOAD_S", 600.0)  # the next one has time
-            process = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,))
-            process.start()
-            process.join()
-            raise RuntimeError("Engine core initialization failed")
+            load_for_ever()
         return llm, steps
 
     monkeypatch.setattr(launched_engine, "launch", hang)
@@ -293,10 +299,7 @@ def test_a_start_that_goes_on_after_a_worker_failed_is_ended(
         llm, steps = life._launch(*arguments)
         if len(life.launched) == (1 if first else 2):
             report("rank 1")
-            process = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,))
-            process.start()
-            process.join()
-            raise RuntimeError("Engine core initialization failed")
+            load_for_ever()
         return llm, steps
 
     monkeypatch.setattr(launched_engine, "launch", fail)

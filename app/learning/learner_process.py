@@ -112,8 +112,9 @@ class LearnerProcess:
         if (process := self._process) is not None:  # the thread may set it to None meanwhile
             process.terminate()
         await self._task.__aexit__(kind, error, trace)
-        ending = asyncio.ensure_future(asyncio.to_thread(self._thread.shutdown))
-        await asyncio.wait({ending}, timeout=STOP_S + HUNG_S)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STOP_S + HUNG_S):
+                await asyncio.to_thread(self._thread.shutdown)
 
     async def _run_once(self) -> None:
         await self._start.wait()

@@ -180,6 +180,7 @@ AWAITED = {
     "app/routes/request_handler.py",  # a request's work and its client's leaving
     "app/http/streaming.py",  # a stream's events
     "app/llm/async_llm.py",  # a call into the engine
+    "app/engine/speculation_client.py",  # a call that several requests wait for
     "app/engine/heads/generations.py",  # a pin, which is made even if its client leaves
     "app/engine/supervisor.py",  # a start and what may end it
     "app/server/run.py",  # waits for the engine's end, and does nothing that can fail

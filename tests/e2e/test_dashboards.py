@@ -43,7 +43,7 @@ SILENT = {
 }
 # Prometheus' own, of every scrape.
 GIVEN = {"up": {"job", "instance"}}
-TARGET = {"job", "instance"}
+TARGET = {"job", "instance", "namespace", "service"}  # the last two in Kubernetes
 WINDOW = "1m"  # all of the load
 AT_ONCE = (1, 4)
 REQUESTS = 6

@@ -43,7 +43,7 @@ def check_plan(
     if others and plan.strict:
         detail += "; exits if it does not start (strict_speculation)"
     elif others:
-        detail += f"; if it does not start: {', then '.join(others)}"
+        detail += f"; if it does not start: {' or '.join(others)}"
     if absent := plan.first.absent_sources(settings):
         detail += f"; no drafts by {' or '.join(absent)} there ({V2}=0 has them)"
     return ok("start path", detail)

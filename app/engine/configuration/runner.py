@@ -113,6 +113,9 @@ class StartPlan:
         if blame is not Blame.UNSUPPORTED and StartPath.V1_EAGER in rest:
             # What broke may be compilation or a graph's capture: do without both.
             rest = tuple(path for path in rest if path is not StartPath.V1)
+        if blame is Blame.DRAFTS:
+            # Nothing is wrong with the target's graphs, which are worth more than drafts.
+            rest = tuple(path for path in rest if path is not StartPath.V1_EAGER)
         if blame is Blame.HEAD:
             rest = tuple(path for path in rest if path is StartPath.NO_DRAFTS)
         if blame in (Blame.RUNNER, Blame.UNSUPPORTED):
@@ -123,8 +126,8 @@ class StartPlan:
 def start_plan(settings: Settings, *, on_cpu: bool, wish: bool | None) -> StartPlan:
     """The plan of a first start.
 
-    On a GPU V2 comes first, then V1 without compilation, then no drafts; V1 with compilation is for
-    what V2 says it cannot run. On a CPU V1 is the only one, and without a head no drafts come next.
+    On a GPU V2 comes first, then V1 without compilation or no drafts, by what broke; V1 with
+    compilation is for what V2 says it cannot run. On a CPU V1 is the only one, and without a head no drafts come next.
     On a GPU without a head no drafts come before V1 without compilation, which is slower than they
     are: it is for a machine on which nothing compiles. `wish` puts the runner that it names first.
     """

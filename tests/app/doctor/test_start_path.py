@@ -19,9 +19,9 @@ READY = {"status": "ready", "phase": "ready"}
 @pytest.mark.parametrize(
     ("given", "environ", "on_cpu", "detail"),
     [
-        ({}, {}, False, "v2: .*; if it does not start: v1-eager, then no-drafts"),
+        ({}, {}, False, "v2: .*; if it does not start: v1-eager or no-drafts"),
         ({"strict_speculation": True}, {}, False, "v2: .*; exits if it does not start"),
-        ({}, {"VLLM_USE_V2_MODEL_RUNNER": "0"}, False, "v1: .*: v1-eager, then no-drafts"),
+        ({}, {"VLLM_USE_V2_MODEL_RUNNER": "0"}, False, "v1: .*: v1-eager or no-drafts"),
         ({}, {}, True, "v1: vLLM's V1 model runner$"),
         ({"k": "0"}, {}, False, "no-drafts: no drafts$"),
         ({}, {}, False, "no drafts by lookup or grammar there"),

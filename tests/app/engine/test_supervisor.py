@@ -558,7 +558,8 @@ def failure(blame: Blame, reason: str) -> StartFailureError:
     ("blame", "reason", "paths"),
     [
         (Blame.UNSUPPORTED, "unsupported", ["v2", "v1"]),
-        (Blame.DRAFTS, "refused", ["v2", "v1-eager"]),
+        (Blame.DRAFTS, "refused", ["v2", "no-drafts"]),
+        (Blame.RUNNER, "other", ["v2", "v1-eager"]),
         (Blame.HEAD, "head", ["v2", "no-drafts"]),
     ],
 )
@@ -583,12 +584,12 @@ def test_an_engine_that_does_not_start_is_started_on_the_next_path(
 def test_what_broke_while_it_warmed_up_is_torn_down_before_the_next_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    life = Life(monkeypatch, on_gpu=True)
+    life, blames = Life(monkeypatch, on_gpu=True), [Blame.RUNNER, Blame.DRAFTS]
 
     async def readiness(llm: FakeLlm) -> None:
         assert all("shut down" in other.ends for other in life.launched if other is not llm)
-        if len(life.launched) < 3:
-            raise failure(Blame.DRAFTS, "non_finite")
+        if blames:
+            raise failure(blames.pop(0), "non_finite")
 
     life.readiness = readiness
     run(life, life.serving(3), life.die, life.serving(4))

@@ -47,9 +47,10 @@ def test_without_a_head_there_is_one_path_and_vllm_chooses_the_runner(on_cpu: bo
         (V2, Blame.TARGET, None),
         (V2, Blame.UNSUPPORTED, V1),
         (V2, Blame.HEAD, NO_DRAFTS),
-        (V2, Blame.DRAFTS, EAGER),
+        (V2, Blame.DRAFTS, NO_DRAFTS),
         (V2, Blame.RUNNER, EAGER),
-        (V1, Blame.DRAFTS, EAGER),
+        (V1, Blame.DRAFTS, NO_DRAFTS),
+        (V1, Blame.RUNNER, EAGER),
         (EAGER, Blame.DRAFTS, NO_DRAFTS),
         # The head is not what broke: without it the same code would run.
         (EAGER, Blame.RUNNER, None),

@@ -295,8 +295,9 @@ class GatewayLLM(AsyncLLM):
 
 
 def _dummies(count: int) -> list[list[int]]:
-    """Short prompts of token ids that every vocabulary has."""
-    return [[1 + number % 4, 2, 3, 4] for number in range(count)]
+    """Short prompts of token ids that every vocabulary has. They differ, as equal texts would need
+    few experts of a mixture, and steps of many requests would look too cheap."""
+    return [[1 + number % 100, 2, 3, 4] for number in range(count)]
 
 
 def refuse_beyond_worker(sampling_params: SamplingParams | None) -> None:

@@ -150,8 +150,10 @@ class Asked(GatewayLLM):
 
     def __init__(self) -> None:
         self.copies: list[int | None] = []
+        self.prompts: list[list[int]] = []
 
-    async def generate(self, *args: Any, **kwargs: Any) -> AsyncGenerator[None, None]:
+    async def generate(self, prompt: Any, *args: Any, **kwargs: Any) -> AsyncGenerator[None, None]:
+        self.prompts.append(prompt["prompt_token_ids"])
         self.copies.append(kwargs["data_parallel_rank"])
         return
         yield
@@ -168,3 +170,10 @@ def test_a_batch_that_is_measured_runs_on_one_copy_and_texts_that_prove_run_on_a
     assert llm.copies == [0, 0, 0]
     asyncio.run(llm.answer(["a", "b"], 4))
     assert llm.copies[3:] == [None, None]
+
+
+def test_the_requests_of_a_measured_batch_have_texts_of_their_own() -> None:
+    """The fault: 64 requests were four texts, for which a mixture reads few of its experts."""
+    llm = Asked()
+    asyncio.run(llm.run_dummy_batch(64, 4))
+    assert len({tuple(prompt) for prompt in llm.prompts}) == 64

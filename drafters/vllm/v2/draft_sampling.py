@@ -102,14 +102,15 @@ def _scaled(logits, columns, begin, temperature, COLUMNS: tl.constexpr):
 @triton.jit
 def _above(logits, columns, temperature, most, bound, COLUMNS: tl.constexpr):
     """How many logits / T are above `bound`, and the sum of their exponentials less `most`."""
-    count = tl.full((), 0, tl.int32)
-    mass = tl.full((), 0.0, tl.float32)
+    counts = tl.zeros((COLUMNS,), tl.int32)
+    masses = tl.zeros((COLUMNS,), tl.float32)
     for begin in range(0, columns, COLUMNS):
         _, _, values = _scaled(logits, columns, begin, temperature, COLUMNS)
         above = values > bound
-        count += tl.sum(above.to(tl.int32), axis=0)
-        mass += tl.sum(tl.where(above, tl.exp(values - most), 0.0), axis=0)
-    return count, mass
+        counts += above.to(tl.int32)
+        masses += tl.where(above, tl.exp(values - most), 0.0)
+    # Threads meet once a pass over the row, not once a block of it.
+    return tl.sum(counts, axis=0), tl.sum(masses, axis=0)
 
 
 @triton.jit(do_not_specialize=["k"])
@@ -126,10 +127,11 @@ def draw_kernel(
     if temperature == 0.0:
         return
     logits += draft * stride
-    most = tl.full((), float("-inf"), tl.float32)
+    largest = tl.full((COLUMNS,), float("-inf"), tl.float32)
     for begin in range(0, columns, COLUMNS):
         _, _, values = _scaled(logits, columns, begin, temperature, COLUMNS)
-        most = tl.maximum(most, tl.max(values, axis=0))
+        largest = tl.maximum(largest, values)
+    most = tl.max(largest, axis=0)
 
     low = tl.maximum(most - DEPTH, most + tl.log(tl.load(min_ps + slot)))
     top_k, top_p = tl.load(top_ks + slot), tl.load(top_ps + slot)

@@ -107,13 +107,16 @@ def test_a_perfect_head_drafts_the_targets_own_token(temperature: float) -> None
     assert torch.equal(drawn(made, law, positions), targets(made, law / temperature, positions))
 
 
-def test_several_blocks_of_columns_are_one_law() -> None:
-    """Catches: the best of a block instead of that of all, and noise by the place in a block."""
+@pytest.mark.parametrize(("top_k", "top_p"), [(9001, 1.0), (2000, 0.9)])
+def test_several_blocks_of_columns_are_one_law(top_k: int, top_p: float) -> None:
+    """Catches: the best of a block instead of that of all, noise by the place in a block, and
+    bounds of one block's tokens."""
     logits = 3 * torch.randn(FEW, 9001, generator=torch.Generator().manual_seed(1)).to(DEVICE)
-    made = sampling([0.8] * FEW, top_k=9001)
-    positions = torch.full((FEW,), 5, device=DEVICE)
+    made = sampling([0.8] * FEW, top_k, top_p)
+    positions, every = torch.full((FEW,), 5, device=DEVICE), torch.ones(FEW, device=DEVICE)
+    scaled = apply_top_k_top_p_pytorch(logits / 0.8, (every * top_k).int(), every * top_p)
     tokens = drawn(made, logits, positions)
-    assert torch.equal(tokens, targets(made, logits / 0.8, positions))
+    assert torch.equal(tokens, targets(made, scaled, positions))
     assert len((tokens // 4096).unique()) > 1
 
 

@@ -2,6 +2,7 @@
 
 `inputs`: from the target's hidden states to the head's input buffers, without `fc`. Every request
 verified K drafts, half of them accepted. `head`: from the head's hidden states to draft tokens.
+`draw`, on a GPU: from its logits to drafts of requests with a temperature, top-k and top-p.
 
 Implementations (arms) take turns; a figure is the best of --rounds, in the thread's CPU time or by
 the GPU's clock. On a GPU, an arm without work on the host is also timed in a CUDA graph, as
@@ -22,6 +23,7 @@ import torch
 
 from bench.errors import reports_errors
 from bench.kernels.clock import Arm, best, copied_per_us
+from bench.kernels.draw import draw
 from bench.kernels.head import head
 from bench.kernels.inputs import inputs
 from bench.parser import command_parser
@@ -37,8 +39,10 @@ HEADS = [(1, 5, 384, 8192, 8192), (1, 1, 512, 4096, 32000), (1, 7, 2880, 32000, 
          (1, 11, 8192, 32000, 128000)]  # fmt: skip
 MORE_HEADS = [(16, 5, 384, 8192, 8192), (4, 7, 4096, 200000, 200000), (64, 5, 2880, 32000, 200000),
               (256, 1, 4096, 32000, 128000)]  # fmt: skip
+# batch, K, vocabulary
+DRAWS = [(1, 7, 151936), (16, 5, 32000), (64, 7, 151936)]
 # operation -> function that makes its arms, for a case, a dtype and a device
-ARMS: dict[str, Callable[..., dict[str, Arm]]] = {"inputs": inputs, "head": head}
+ARMS: dict[str, Callable[..., dict[str, Arm]]] = {"inputs": inputs, "head": head, "draw": draw}
 
 
 @reports_errors("aerie bench")
@@ -49,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--only", choices=("inputs", "head"))
+    parser.add_argument("--only", choices=tuple(ARMS))
     parser.add_argument("--out", type=Path, help="append a line of JSON for each case")
     args = parser.parse_args(argv)
     if args.device == "cuda" and not torch.cuda.is_available():
@@ -62,6 +66,8 @@ def main(argv: Sequence[str]) -> int:
     cases: list[tuple[str, tuple[int, ...]]] = []
     cases += [("inputs", case) for case in INPUTS + ([] if args.quick else MORE_INPUTS)]
     cases += [("head", case) for case in HEADS + ([] if args.quick else MORE_HEADS)]
+    if args.device == "cuda":
+        cases += [("draw", case) for case in DRAWS]
     for kind, case in cases:
         if args.only not in (None, kind):
             continue

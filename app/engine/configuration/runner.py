@@ -127,9 +127,10 @@ def start_plan(settings: Settings, *, on_cpu: bool, wish: bool | None) -> StartP
     """The plan of a first start.
 
     On a GPU V2 comes first, then V1 without compilation or no drafts, by what broke; V1 with
-    compilation is for what V2 says it cannot run. On a CPU V1 is the only one, and without a head no drafts come next.
-    On a GPU without a head no drafts come before V1 without compilation, which is slower than they
-    are: it is for a machine on which nothing compiles. `wish` puts the runner that it names first.
+    compilation is for what V2 says it cannot run. On a CPU V1 is the only one, and without a head
+    no drafts come next. On a GPU without a head no drafts come before V1 without compilation, which
+    is slower than they are: it is for a machine on which nothing compiles. `wish` puts the runner
+    that it names first.
     """
     v2, v1, eager, no_drafts = StartPath
     if not settings.speculates:

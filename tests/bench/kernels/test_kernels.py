@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
 import pytest
 
-from tests.drafters.ops.test_kernels import run
+from tests.drafters.ops.test_kernels import DRIVER, REPOSITORY, run
 
 pytest.importorskip("vllm", reason="vllm is not installed")
 
@@ -34,6 +35,18 @@ assert buffer[:12].view(2, 6, 5)[:, 2:].eq(0.5).all() and not buffer[:2].eq(0.5)
 assert arm.moved == (2 * 3 * 4 + 4 + 12) * 5 * 4 and arm.on_device
 """
 
+DRAW_ON_A_GPU = """
+import torch
+from vllm.v1.sample.ops import topk_topp_sampler as ops
+ops.apply_top_k_top_p = lambda logits, k, p: ops.apply_top_k_top_p_pytorch(logits, k, p)
+from bench.kernels.draw import draw
+torch.manual_seed(0)
+arms = draw(3, 4, 300, torch.float32, "cpu")
+assert list(arms) == ["vllm", "served", "plain"]
+drawn = {name: arm.call().tolist() for name, arm in arms.items()}
+assert drawn["served"] == drawn["vllm"] != drawn["plain"], drawn
+"""
+
 
 @pytest.mark.slow
 def test_a_table_of_arms_beside_vllms(tmp_path: Path) -> None:
@@ -53,6 +66,12 @@ def test_a_table_of_arms_beside_vllms(tmp_path: Path) -> None:
         assert shown and float(shown[1]) == pytest.approx(result["us"]["once"], abs=1)
         assert float(shown[2]) == pytest.approx(ratio, rel=0.01)
     assert json.loads(told.splitlines()[-1])["results"][0]["us"] == results[0]["us"]
+
+
+def test_drafts_are_drawn_as_vllm_draws_tokens() -> None:
+    pytest.importorskip("triton")
+    path = f"{DRIVER}{os.pathsep}{REPOSITORY}"
+    run(["-c", DRAW_ON_A_GPU], TRITON_INTERPRET="1", CUDA_VISIBLE_DEVICES="", PYTHONPATH=path)
 
 
 def test_the_arm_of_a_gpu_enters_what_was_accepted() -> None:

@@ -25,7 +25,7 @@ from app.offload import run_sized
 from app.routes.stored_responses import Turn, resume
 from app.settings import Settings
 from app.validation.output_limit import OutputLimit
-from app.validation.size_limits import check_choices
+from app.validation.size_limits import check_choices, count_sequences
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ def _cost(
     asked = {name: payload[name] for name in endpoint.sequence_fields if name in payload}
     check_choices(asked, settings.limits)
     output_tokens = output_limit.of(payload, settings.admission.assumed_output_tokens)
-    return estimate(asked, size, output_tokens)
+    return estimate(size, output_tokens, count_sequences(asked))
 
 
 async def _in_time(

@@ -187,6 +187,13 @@ def count_prompts(payload: Mapping[str, Any]) -> int:
     return 1
 
 
+def count_sequences(payload: Mapping[str, Any]) -> int:
+    """How many sequences a request asks for: its choices of each of its prompts. Nothing has to be
+    checked before: an `n` that is no number counts as not given."""
+    n = payload.get("n")
+    return count_prompts(payload) * (max(1, n) if isinstance(n, int) else 1)
+
+
 def check_schema(
     schema: Any, where: str, limits: LimitSettings, *, prompts: int = 1, form: str = ""
 ) -> None:

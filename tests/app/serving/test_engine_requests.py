@@ -20,6 +20,7 @@ from app.errors import ApiError
 from app.llm.cache_salt import tenant_cache_salt
 from app.llm.steps import StepWatch
 from app.serving.operation import Operation
+from app.validation.size_limits import count_sequences
 from tests.app.serving.recording_core import CONTEXT, MESSAGES, Connect, RecordingCore, gateway
 
 MODEL = "aerie-embedded"
@@ -44,8 +45,7 @@ def salts(connect: Connect, requested: str | None, **given: Any) -> dict[tuple[s
                     body["cache_salt"] = requested
                 response = await post(path, key, **body)
                 assert response.status_code == 200, response.text
-                sequences = estimate(body, 0, 1).sequences
-                assert len(core.requests) == sequences
+                assert len(core.requests) == count_sequences(body)
                 found.setdefault((path, key), set()).update(r.cache_salt for r in core.requests)
                 core.requests.clear()
         return found
@@ -154,7 +154,8 @@ async def accepted(operation: Operation, body: dict[str, Any]) -> bool:
 
 
 def charged(operation: Operation, body: dict[str, Any], assumed: int) -> int:
-    return estimate(body, 0, operation.output_limit.of(body, assumed)).tokens
+    limit = operation.output_limit.of(body, assumed)
+    return estimate(0, limit, count_sequences(body)).tokens
 
 
 def test_a_smaller_limit_beside_the_one_that_counts_lets_nobody_past_the_quota(

@@ -60,6 +60,26 @@ def refusal(payload: dict[str, Any], limits: LimitSettings = LIMITS) -> ApiError
 
 
 @pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({"prompt": "x"}, 1),
+        ({"prompt": "x", "n": 3}, 3),
+        ({"prompt": ["x", "y"], "n": 3}, 6),
+        ({"prompt": [1, 2, 3]}, 1),
+        ({"prompt": [[1], [2]]}, 2),
+        ({}, 1),
+        # Nothing has been checked yet: no shape may break it or make it negative.
+        ({"n": "3", "prompt": {}}, 1),
+        ({"n": -3}, 1),
+        ({"n": True}, 1),
+        ({"n": None, "prompt": []}, 1),
+    ],
+)
+def test_sequences_are_choices_of_each_prompt(asked: dict[str, Any], expected: int) -> None:
+    assert size_limits.count_sequences(asked) == expected
+
+
+@pytest.mark.parametrize(
     ("fits", "too_much", "param", "bound"),
     [
         ({"logit_bias": {"1": 1}}, {"logit_bias": dict.fromkeys("abc")}, "logit_bias", "2"),

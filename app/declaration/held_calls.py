@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from app.validation.constraints import place_of_format
+from app.validation.constraints import has_strict_tool, place_of_format
 from app.validation.field_checks import invalid
 
 
@@ -17,6 +17,7 @@ class CallGrammar:
     parser: str = ""
     forces: bool = True  # a call that `tool_choice` demands is made
     beside_formats: bool = True  # an answer may be a call where a format holds the text
+    formats_need_strict: bool = False  # the same, but only if one of the tools is strict
     in_responses: bool = True  # all of this in Responses, too; else in chats and Messages alone
 
     def check(self, payload: Mapping[str, Any], *, is_response: bool) -> None:
@@ -40,5 +41,17 @@ class CallGrammar:
                 place,
                 f"With this server's tool parser '{self.parser}' no tool can be called beside "
                 f"'{place}': send no tools, 'tool_choice' \"none\", or no format.",
+                "unsupported_parameter",
+            )
+        elif (
+            self.formats_need_strict
+            and not has_strict_tool(payload)
+            and (place := place_of_format(payload))
+        ):
+            raise invalid(
+                place,
+                "With this server's --tool-strict-level 'auto' no tool can be called beside "
+                f"'{place}' unless one of the tools is 'strict': send a strict one, no tools, "
+                "'tool_choice' \"none\", or no format.",
                 "unsupported_parameter",
             )

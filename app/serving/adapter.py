@@ -188,8 +188,9 @@ def _call_grammar(parts: ServingParts) -> CallGrammar:
     tool_parser = getattr(parts.renderer.parser, "tool_parser_cls", None)
     if tool_parser is None:  # nobody reads calls
         return CallGrammar()
-    tokenizer = parts.engine.renderer.tokenizer
-    return call_grammar(parts.parsing["tool_parser"], tool_parser, tokenizer)
+    tokenizer, parsing = parts.engine.renderer.tokenizer, parts.parsing
+    level = parsing["tool_strict_level"]
+    return call_grammar(parsing["tool_parser"], tool_parser, tokenizer, level)
 
 
 def _output_limit(endpoint: Endpoint, models: Models, serving: Any, context: int) -> OutputLimit:

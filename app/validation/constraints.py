@@ -67,6 +67,11 @@ def place_of_format(payload: Mapping[str, Any]) -> str | None:
     return None
 
 
+def has_strict_tool(payload: Mapping[str, Any]) -> bool:
+    """Whether one of the tools says `strict: true`."""
+    return any(strict for _, _, strict in _of_tools(payload.get("tools"), "tools"))
+
+
 def _check_format(place: str, value: dict[str, Any]) -> None:
     """Raise ApiError for the first field of a format of JSON that is missing or of a wrong type."""
     if place == "response_format":

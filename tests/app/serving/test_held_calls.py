@@ -10,12 +10,23 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 from vllm.tool_parsers import ToolParserManager
+from xgrammar import Grammar
+from xgrammar.testing import _is_grammar_accept_string as accepts_text
 
 from app.declaration.held_calls import CallGrammar
 from app.errors import ApiError
 from app.serving.parsers import call_grammar as module
 from app.serving.parsers.call_grammar import call_grammar
-from tests.app.serving.test_dialects import CHOICES, SCHEMA, TOOLS, WITH_TOOLS, refusal, send
+from app.validation.constraints import relax
+from tests.app.serving.test_dialects import (
+    CHOICES,
+    SCHEMA,
+    TOOL_ANSWER,
+    TOOLS,
+    WITH_TOOLS,
+    refusal,
+    send,
+)
 
 Gateway = Callable[..., TestClient]
 PAGE = Path(__file__).resolve().parents[3] / "docs/structured-output.md"
@@ -65,6 +76,64 @@ def test_a_format_leaves_calls_possible_or_is_refused(
     assert send(client, dialect, **fields).is_success
 
 
+@WITH_TOOLS
+def test_a_strict_tool_leaves_calls_possible_beside_a_format_at_every_level(
+    gateway: Gateway, dialect: str
+) -> None:
+    """Catches: with --tool-strict-level auto, tools that no answer can call."""
+    fields, place = FORMATS[dialect]
+    strict = strict_tools(dialect)
+    for level in ("auto", "function", "parameter"):
+        client = gateway(tool_call_parser="hermes", tool_strict_level=level)
+        given = {"tools": TOOLS[dialect], **fields}
+        if level == "auto":
+            message, param = refusal(send(client, dialect, **given), dialect)
+            assert f"'{place}'" in message and "--tool-strict-level" in message
+            assert param in (place, None)
+        else:
+            assert calls_fit(client, dialect, given)
+        assert calls_fit(client, dialect, {**given, "tools": strict})
+        none = {"type": "none"} if dialect == "messages" else "none"
+        assert send(client, dialect, **given, tool_choice=none).is_success
+        assert send(client, dialect, tools=TOOLS[dialect]).is_success
+
+
+@WITH_TOOLS
+def test_calls_are_possible_beside_a_format_that_xgrammar_does_not_take_as_it_was_sent(
+    gateway: Gateway, dialect: str
+) -> None:
+    """Catches: calls that are left out of the grammar for a length beside a format of text."""
+    email = {"type": "string", "format": "email", "maxLength": 99}
+    schema = {**SCHEMA, "properties": {**SCHEMA["properties"], "email": email}}
+    held = {"name": "x", "schema": schema}
+    fields: dict[str, dict[str, Any]] = {
+        "chat": {"response_format": {"type": "json_schema", "json_schema": held}},
+        "responses": {"text": {"format": {"type": "json_schema", **held}}},
+        "messages": {"output_config": {"format": {"type": "json_schema", "schema": schema}}},
+    }
+    client = gateway(tool_call_parser="hermes")
+    assert calls_fit(client, dialect, {"tools": TOOLS[dialect], **fields[dialect]})
+
+
+def strict_tools(dialect: str) -> list[dict[str, Any]]:
+    (tool,) = TOOLS[dialect]
+    if dialect == "chat":
+        return [{**tool, "function": {**tool["function"], "strict": True}}]
+    return [{**tool, "strict": True}]
+
+
+def calls_fit(client: TestClient, dialect: str, given: dict[str, Any]) -> bool:
+    """Whether the engine's grammar takes a call, and JSON, for the answer to a request."""
+    response = send(client, dialect, **given)
+    assert response.status_code == 200, response.text
+    constraint = client.app.state.engine.llm.sampling.structured_outputs  # type: ignore[attr-defined]
+    relax(constraint)
+    if constraint.structural_tag is None:
+        return False
+    grammar = Grammar.from_structural_tag(constraint.structural_tag)
+    return all(accepts_text(grammar, text) for text in (TOOL_ANSWER, '{"n": 7}'))
+
+
 def test_strict_tools_are_taken_with_every_parser(gateway: Gateway) -> None:
     """SDKs send `strict` by default."""
     tools = [{**TOOLS["responses"][0], "strict": True}]
@@ -97,10 +166,10 @@ def test_mistrals_grammar_is_for_chats_with_its_own_tokenizer(
     parser = ToolParserManager.get_tool_parser("mistral")
     forced = {"tools": TOOLS["chat"], "tool_choice": "required"}
     formatted = {"tools": TOOLS["chat"], "response_format": JSON}
-    plain = call_grammar("mistral", parser, object())
+    plain = call_grammar("mistral", parser, object(), "auto")
     monkeypatch.setattr(module, "is_mistral_tokenizer", lambda tokenizer: True)
-    own = call_grammar("mistral", parser, SimpleNamespace(supports_grammar=True))
-    old = call_grammar("mistral", parser, SimpleNamespace(supports_grammar=False))
+    own = call_grammar("mistral", parser, SimpleNamespace(supports_grammar=True), "auto")
+    old = call_grammar("mistral", parser, SimpleNamespace(supports_grammar=False), "auto")
     own.check(formatted, is_response=False)
     for grammar in (plain, own, old):
         grammar.check(forced, is_response=False)
@@ -120,7 +189,7 @@ def test_the_page_names_the_parsers_that_do_not_hold_calls() -> None:
             rows[cells[1]] |= {name.strip(" `") for name in cells[0].split(",")}
     found: dict[str, set[str]] = {"yes": set(), "no": set()}
     for name in ToolParserManager.list_registered():
-        grammar = call_grammar(name, ToolParserManager.get_tool_parser(name), None)
+        grammar = call_grammar(name, ToolParserManager.get_tool_parser(name), None, "parameter")
         if not (grammar.beside_formats and grammar.forces) and grammar.in_responses:
             found["yes" if grammar.forces else "no"].add(name)
     cohere = {"cohere_command3", "cohere_command4"}  # the page says what they do hold

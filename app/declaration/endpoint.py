@@ -7,7 +7,7 @@ functions, which are called once for each engine.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import BaseModel
@@ -76,6 +76,8 @@ class Endpoint:
     fields: Mapping[str, Rule]  # rules for fields that the request model does not settle
     unused: frozenset[str] = frozenset()  # fields that are checked, and do not change the answer
     ignored_members: frozenset[str] = frozenset()  # fields of inner objects that have no effect
+    # Names of fields in vLLM's errors -> what this API calls them, where it has another name.
+    names_in_errors: Mapping[str, str] = field(default_factory=dict)
     tools: ToolRules | None = None  # None: the API has no tools
     check: Check = _nothing
     rewrite: Check = _nothing

@@ -13,6 +13,7 @@ from app.declaration.null_fields import with_required_nulls
 from app.validation import message_checks, replay
 from app.validation.fields import (
     MODERATION,
+    NAMES_IN_ERRORS,
     NOT_KEPT,
     OPENAI,
     RENDERING,
@@ -81,6 +82,7 @@ ENDPOINTS = (
             "web_search_options": OnlyAt((), "this server does not search the web"),
         },
         ignored_members=CHAT_MEMBERS,
+        names_in_errors=NAMES_IN_ERRORS,
         tools=ToolRules(
             ("function",), check=message_checks.check_tools, allowed_in="allowed_tools"
         ),

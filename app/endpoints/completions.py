@@ -10,6 +10,7 @@ from app.declaration.endpoint import Endpoint, Payload, ServingParts
 from app.declaration.model_facts import ModelFacts
 from app.validation.field_checks import check_token_ids
 from app.validation.fields import (
+    NAMES_IN_ERRORS,
     NOT_KEPT,
     OPENAI,
     RENDERING,
@@ -55,6 +56,7 @@ ENDPOINTS = (
             "suffix": OnlyAt(("",), "the served models only continue a text"),
         },
         ignored_members=frozenset({"include_obfuscation"}),
+        names_in_errors=NAMES_IN_ERRORS,
         check=_check,
         generates=True,
         output_limit=("max_completion_tokens", "max_tokens"),

@@ -60,6 +60,13 @@ _IGNORED_MEMBERS = frozenset(
         *("eager_input_streaming", "input_examples", "task_budget", "type"),
     }
 )
+# vLLM's errors are about the chat that it makes of the messages.
+_NAMES_IN_ERRORS = {
+    "chat_template": "chat_template_kwargs",
+    "max_completion_tokens": "max_tokens",
+    "reasoning_effort": "output_config.effort",
+    "thinking_token_budget": "thinking.budget_tokens",
+}
 
 
 class MessagesFormat(AnswerFormat):
@@ -187,6 +194,7 @@ ENDPOINTS = (
             "service_tier": WithoutEffect(str, TIER),
         },
         ignored_members=_IGNORED_MEMBERS,
+        names_in_errors=_NAMES_IN_ERRORS,
         tools=ToolRules(("custom",), check=check_anthropic_choice),
         check=_check,
         rewrite=_rewrite,
@@ -205,6 +213,7 @@ ENDPOINTS = (
         items="messages",
         fields=_FIELDS,
         ignored_members=_IGNORED_MEMBERS,
+        names_in_errors=_NAMES_IN_ERRORS,
         tools=ToolRules(("custom",), check=check_anthropic_choice, needs_parser=False),
         check=_check,
         rewrite=_rewrite,

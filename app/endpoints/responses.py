@@ -55,6 +55,7 @@ _NOT_COUNTED = frozenset({
     "skip_special_tokens", "stop", "stop_token_ids", "structured_outputs", "temperature", "text",
     "top_k", "top_logprobs", "top_p", "vllm_xargs", "watermarking",
 })  # fmt: skip
+_NAMES_IN_ERRORS = {"max_tokens": "max_output_tokens", "reasoning_effort": "reasoning.effort"}
 _TOOLS = ToolRules(("function", "custom", "namespace"), any_choice=True, allowed_in="")
 
 
@@ -181,6 +182,7 @@ ENDPOINTS = (
         items="input",
         fields=_FIELDS,
         ignored_members=_IGNORED_MEMBERS,
+        names_in_errors=_NAMES_IN_ERRORS,
         tools=_TOOLS,
         check=_check,
         rewrite=_rewrite,
@@ -211,6 +213,7 @@ ENDPOINTS = (
         },
         unused=_NOT_COUNTED,
         ignored_members=_IGNORED_MEMBERS,
+        names_in_errors=_NAMES_IN_ERRORS,
         tools=_TOOLS,
         check=_check,
         rewrite=_rewrite,

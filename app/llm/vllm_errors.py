@@ -52,7 +52,7 @@ _TAGS = ("type", "role")  # fields that tell the branches of a union apart
 _WRONG_TYPE = "A field of the request, or something inside it, has a value of the wrong type."
 # vLLM's names for the prompt, in errors about its length. An error that names another field is
 # about that one: an output limit beyond the model's context does not make a prompt too long.
-_PROMPTS = (None, "input_text", "input_tokens", "prompt")
+_PROMPTS = ("input_text", "input_tokens", "prompt")
 # vLLM's words for a prompt that is as long as the context. It is the only limit of 0 that gets so
 # far: check_generation (app/validation/field_checks.py) refuses those of clients.
 _NO_ROOM = "max_tokens must be at least 1, got 0."
@@ -60,6 +60,10 @@ PROMPT_FILLS_CONTEXT = (
     "The prompt alone has this model's maximum context length, which leaves no token for the "
     "output. Please reduce the length of the input prompt."
 )
+# Names of fields in vLLM's errors -> what the API of a request calls them. vLLM makes a chat of a
+# request of another API, and gives a field that has two names one of them.
+Names = Mapping[str, str]
+NO_NAMES: Names = {}
 
 
 class ConstraintError(VLLMValidationError):
@@ -70,10 +74,13 @@ class NonFiniteError(GenerationError):
     """The model's logits for the request have NaN or infinity among them."""
 
 
-def from_response(response: ErrorResponse, payload: Mapping[str, Any], prompt: str) -> ApiError:
-    """Map an error that a serving class returned. `prompt` is the field that holds the prompt."""
+def from_response(
+    response: ErrorResponse, payload: Mapping[str, Any], prompt: str, names: Names = NO_NAMES
+) -> ApiError:
+    """Map an error that a serving class returned. `prompt` is the field that holds the prompt,
+    `names` the API's names of fields that vLLM's errors call otherwise."""
     error = response.error
-    return _client_error(int(error.code), error.message, error.param, payload, prompt)
+    return _client_error(int(error.code), error.message, error.param, payload, prompt, names)
 
 
 def from_parsing(error: Exception, payload: Mapping[str, Any], prompt: str) -> ApiError:
@@ -84,8 +91,10 @@ def from_parsing(error: Exception, payload: Mapping[str, Any], prompt: str) -> A
     return ApiError(400, _WRONG_TYPE)
 
 
-def from_exception(error: BaseException, payload: Mapping[str, Any], prompt: str) -> ApiError:
-    """Map an error that a serving class or the engine raised."""
+def from_exception(
+    error: BaseException, payload: Mapping[str, Any], prompt: str, names: Names = NO_NAMES
+) -> ApiError:
+    """Map an error that a serving class or the engine raised. `names` as in `from_response`."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, EngineGenerateError) and isinstance(error.__cause__, _CLIENT_ERRORS):
@@ -95,7 +104,7 @@ def from_exception(error: BaseException, payload: Mapping[str, Any], prompt: str
     if isinstance(error, GracefulHTTPError):
         return ApiError(int(error.http_status), error.message, headers={"Retry-After": "1"})
     if isinstance(error, VLLMNotFoundError):
-        return _client_error(404, str(error), "model", payload, prompt)
+        return _client_error(404, str(error), "model", payload, prompt, names)
     if isinstance(error, TypeError) and not isinstance(error, VLLMClientError):
         return ApiError(400, _WRONG_TYPE)  # what it says is about Python, not about the request
     by_template = any(map(_is_template_error, _causes(error)))
@@ -105,7 +114,7 @@ def from_exception(error: BaseException, payload: Mapping[str, Any], prompt: str
             param = next((name for name in _CONSTRAINTS if payload.get(name) is not None), None)
         if by_template:
             payload = {}  # the words of a template's author name no fields
-        return _client_error(400, str(error), param, payload, prompt)
+        return _client_error(400, str(error), param, payload, prompt, names)
     return internal(error)
 
 
@@ -156,19 +165,43 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _client_error(
-    status: int, message: str, param: str | None, payload: Mapping[str, Any], prompt: str
+    status: int,
+    message: str,
+    param: str | None,
+    payload: Mapping[str, Any],
+    prompt: str,
+    names: Names,
 ) -> ApiError:
     message = _own_words(sanitize_message(_PARAMETER_SUFFIX.sub("", message)))
     if status >= 500:
         return ApiError(status, message)
     if message == _NO_ROOM:
         message, param = PROMPT_FILLS_CONTEXT, prompt
-    if _CONTEXT_LENGTH.search(message) and (param in _PROMPTS or param == prompt):
+    if _CONTEXT_LENGTH.search(message) and param in (None, prompt, *_PROMPTS):
         return ApiError(400, message, param=prompt, code="context_length_exceeded")
     if status == 404 and param == "model":
         return ApiError(404, message, param="model", code="model_not_found")
+    names = {name: path for name, path in names.items() if name not in payload}
+    message = _with_names_sent(message, payload, names)
+    candidates = (param, prompt if param in _PROMPTS else names.get(param or ""))
     # vLLM names the field only sometimes; its message nearly always does.
+    param = next((name for name in candidates if _is_sent(name, payload)), None)
     return ApiError(status, message, param=param or _named_field(message, payload, prompt))
+
+
+def _is_sent(path: str | None, payload: Mapping[str, Any]) -> bool:
+    """Whether the request has the field at the beginning of a path such as `tools[0].type`."""
+    return path is not None and re.split(r"[.\[]", path, maxsplit=1)[0] in payload
+
+
+def _with_names_sent(message: str, payload: Mapping[str, Any], names: Names) -> str:
+    """The message with the names of the API's fields, where vLLM's words have others."""
+
+    def in_api(word: re.Match[str]) -> str:
+        quote, name = word.groups()
+        return f"{quote}{names[name]}" if _is_sent(names.get(name), payload) else word[0]
+
+    return _WORD.sub(in_api, message)
 
 
 def _named_field(message: str, payload: Mapping[str, Any], prompt: str) -> str | None:

@@ -110,8 +110,7 @@ async def handle_body(request: Request, endpoint: Endpoint, body: Body) -> Respo
         cost = _cost(endpoint, payload, size, operation.output_limit, settings)
         await context.admit(payload.get("model") or settings.served_model_name, cost)
         context.usage.max_alternatives = settings.limits.alternatives(engine.max_model_len)
-        fields = dict(payload)  # checks drop fields; errors name them as sent
-        reply = await operation(fields, size)
+        reply = await operation(payload, size)
         if isinstance(reply.answer, dict):
             context.release_slot()
             headers = {"server-timing": context.server_timing(), **context.speculation_headers()}

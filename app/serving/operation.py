@@ -44,14 +44,16 @@ class Operation:
     output_limit: OutputLimit = field(default_factory=OutputLimit)
 
     async def __call__(self, payload: Payload, size: int = 0) -> Reply:
-        """Answer one request, whose body had `size` bytes. Drops the null fields of `payload`.
+        """Answer one request, whose body had `size` bytes. Drops the null fields inside of
+        `payload`.
 
         Raises ApiError; never returns an error as an answer.
         """
         first = watch_first_token()
+        fields = dict(payload)  # checks drop and rename fields; errors name them as sent
         try:
-            request = await run_sized(size, self._checked, payload)
-            self._note_repeats(payload, size)
+            request = await run_sized(size, self._checked, fields)
+            self._note_repeats(fields, size)
             result = await self.call(request)
         except Exception as error:
             raise self._error(first.error or error, payload, first) from error
@@ -68,7 +70,7 @@ class Operation:
             # it, so that a client's mistake would be taken for a failure of the server.
             return self._error(first.error or error, payload, first)
 
-        options = payload.get("stream_options")
+        options = fields.get("stream_options")
         usage = isinstance(options, dict) and options.get("include_usage") is True
         stream = events(result, self.endpoint.answers, to_error, null_usage=usage)
         return Reply(stream, first)
@@ -116,8 +118,9 @@ class Operation:
             return vllm_errors.from_exception(first.late, payload, self.endpoint.prompt)
         if first.answered:
             return vllm_errors.internal(error)
+        named = self.endpoint.prompt, self.endpoint.names_in_errors
         if isinstance(error, ErrorResponse):
-            api_error = vllm_errors.from_response(error, payload, self.endpoint.prompt)
+            api_error = vllm_errors.from_response(error, payload, *named)
         else:
-            api_error = vllm_errors.from_exception(error, payload, self.endpoint.prompt)
+            api_error = vllm_errors.from_exception(error, payload, *named)
         return vllm_errors.chat_template() if self.template_fails(api_error.message) else api_error

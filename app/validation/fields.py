@@ -104,6 +104,9 @@ OPENAI: dict[str, Rule] = {
     "session_id": WithoutEffect(str, _SESSION),
     "user": WithoutEffect(str, LABEL),
 }
+# What vLLM's errors call fields of OpenAI's APIs -> the names with which they were sent. A chat
+# template is never sent: where vLLM names one, it is about the template's arguments.
+NAMES_IN_ERRORS = {"max_tokens": "max_completion_tokens", "chat_template": "chat_template_kwargs"}
 # Fields that vLLM's beam search ignores -> the values at which they change nothing.
 NOT_WITH_BEAMS: dict[str, tuple[Any, ...]] = {
     "allowed_token_ids": (),

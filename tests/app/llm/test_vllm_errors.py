@@ -31,6 +31,30 @@ def test_an_unnamed_parameter_is_found_in_the_message() -> None:
 
 
 @pytest.mark.parametrize(
+    ("parameter", "sent", "param", "named"),
+    [
+        ("effort_of_chats", {"config": {}, "user": "me"}, "config.effort", "config.effort is bad"),
+        (None, {"config": {}}, "config", "config.effort is bad"),
+        ("effort_of_chats", {"effort_of_chats": 1, "config": {}}, "effort_of_chats", None),
+        ("effort_of_chats", {"user": "me"}, None, None),
+        ("input_text", {"messages": []}, "messages", None),
+    ],
+)
+def test_a_field_has_the_name_with_which_it_was_sent(
+    parameter: str | None, sent: dict[str, object], param: str | None, named: str | None
+) -> None:
+    message = "effort_of_chats is bad for a user"
+    names = {"effort_of_chats": "config.effort"}
+    raised = VLLMValidationError(message, parameter=parameter)
+    error = from_exception(raised, sent, "messages", names)
+    assert (error.param, error.message) == (param, f"{named} for a user" if named else message)
+    returned = ErrorResponse(
+        error=ErrorInfo(message=message, type="BadRequestError", param=parameter, code=400)
+    )
+    assert from_response(returned, sent, "messages", names).envelope() == error.envelope()
+
+
+@pytest.mark.parametrize(
     ("message", "param"),
     [
         ("Constraints exclude tools of a user.", None),

@@ -122,6 +122,19 @@ def test_a_limit_beyond_the_context_is_named(
 
 
 @STREAMING
+@pytest.mark.parametrize("dialect", ["chat", "completions"])
+def test_an_error_about_the_limit_has_the_name_with_which_it_was_sent(
+    gateway: Gateway, dialect: str, streaming: bool
+) -> None:
+    for name in ("max_tokens", "max_completion_tokens"):
+        body = {key: value for key, value in VALID[dialect].items() if key != "max_tokens"}
+        body |= {name: 4, "min_tokens": 8, "stream": streaming}
+        message, param = refusal(gateway().post(PATHS[dialect], json=body), dialect)
+        assert param == "min_tokens"
+        assert f"{name}=4" in message
+
+
+@STREAMING
 @pytest.mark.parametrize(
     ("dialect", "field"),
     [("chat", "messages"), ("completions", "prompt"), ("responses", "input")],

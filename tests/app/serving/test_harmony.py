@@ -7,13 +7,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm.entrypoints.anthropic.protocol import AnthropicMessagesRequest
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.parser.harmony_utils import get_encoding
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.exceptions import VLLMValidationError
 from vllm.parser import ParserManager
 
+from app.endpoints import declared
+from app.llm.vllm_errors import from_exception
 from app.serving.adapter import _parsing
+from app.serving.classes.messages import MessagesServing
 from app.serving.classes.responses import ResponsesServing
 from app.serving.parsers.consistent import bounds_reasoning, consistent
 from app.serving.renderer import Renderer, _warn_of_unread
@@ -268,6 +272,22 @@ def test_an_answer_that_is_held_to_a_format_is_not_continued() -> None:
     with pytest.raises(VLLMValidationError, match="held to a format") as refused:
         renderer._make_request_with_harmony(request)
     assert refused.value.parameter == "messages"
+
+
+def test_an_effort_of_messages_is_refused_by_the_name_that_was_sent() -> None:
+    """The fault: vLLM refuses the `reasoning_effort` of the chat that it makes of the messages."""
+    message = {"role": "user", "content": "hi"}
+    body = {"model": "m", "max_tokens": 9, "messages": [message]}
+    body["output_config"] = {"effort": "xhigh"}
+    request = MessagesServing.to_chat_completion_request(
+        AnthropicMessagesRequest.model_validate(body)
+    )
+    with pytest.raises(VLLMValidationError) as refused:
+        Harmony()._make_request_with_harmony(request)
+    (endpoint,) = (each for each in declared() if each.name == "messages")
+    error = from_exception(refused.value, body, "messages", endpoint.names_in_errors)
+    assert error.param == "output_config.effort"
+    assert error.message.startswith("output_config.effort='xhigh' is not supported")
 
 
 TOOL = {"type": "function", "name": "frobnicate", "parameters": {"type": "object"}}

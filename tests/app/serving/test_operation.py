@@ -38,7 +38,10 @@ def body(answer: BaseModel) -> dict[str, Any]:
 
 def endpoint_of(answers: Any, prompt: str, **declared: bool) -> Endpoint:
     flags = {"scores_prompts": False, "echoes_tools": False} | declared
-    return cast(Endpoint, SimpleNamespace(answers=answers, prompt=prompt, **flags))
+    names: dict[str, str] = {}
+    return cast(
+        Endpoint, SimpleNamespace(answers=answers, prompt=prompt, names_in_errors=names, **flags)
+    )
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@ gateway needs their counts with each output."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from drafters.config import MAX_K, REPORT_STEPS, REPORT_TOKENS
@@ -24,6 +25,23 @@ def draft_limit(params: Any, k_max: int, *, v2: bool = False) -> int:
         return 0
     asked = (params.extra_args or {}).get(MAX_K)
     return k_max if asked is None else min(int(asked), k_max)
+
+
+def within_budget(
+    drafts: Sequence[int], before: Sequence[int], start: Sequence[int], budget: int
+) -> int:
+    """How many of the drafts a request may have whose reasoning is to have `budget` tokens, and
+    begins with the token ids `start`. `before` is the end of its text, one id shorter than these.
+
+    On the V1 model runner vLLM sees that reasoning began once the target has accepted it, not
+    among drafts (vllm/v1/sample/thinking_budget_state.py, _update_think_state). With these drafts
+    and the token behind them it has `budget` tokens at most.
+    """
+    text = [*before, *drafts]
+    for end in range(len(start), len(text) + 1):
+        if text[end - len(start) : end] == [*start]:
+            return min(len(drafts), max(0, end - len(before) + budget - 1))
+    return len(drafts)
 
 
 def follows_counts(params: Any) -> bool:

@@ -27,6 +27,7 @@ from drafters.vllm.scheduling.limits import (
     follows_counts,
     reports_steps,
     reports_tokens,
+    within_budget,
 )
 from drafters.vllm.scheduling.request_steps import RequestSteps
 from drafters.vllm.scheduling.source_counts import RequestSourceCounts
@@ -65,6 +66,11 @@ class DraftingScheduler(Scheduler):
         self._ours = ours  # vLLM's own drafters know neither limits of requests nor K
         self._limits: dict[str, int] = {}  # request id -> its largest K, where below k_max
         self._least: dict[str, int] = {}  # request id -> its min_tokens, where drafts end before it
+        # Token ids with which reasoning begins, where drafts must not pass its budget.
+        reasoning = self.vllm_config.reasoning_config
+        start = reasoning and reasoning.reasoning_start_token_ids
+        self._reasoning_start: list[int] = start if start and self.brings_drafts else []
+        self._budgets: dict[str, int] = {}  # request id -> its budget, where drafts may be more
         window = config.window(self.scheduler_config.max_num_batched_tokens)
         # The source of which K is chosen: the head, or vLLM's own lookup. Ours needs no K.
         drafter = LOOKUP if k_max and not has_own_drafter(speculation) else HEAD
@@ -111,6 +117,9 @@ class DraftingScheduler(Scheduler):
             self._limits[name] = limit
         if self.brings_drafts and params is not None and params.min_tokens:
             self._least[name] = params.min_tokens
+        budget = None if params is None else params.thinking_token_budget
+        if self._reasoning_start and budget is not None and budget < self.num_spec_tokens:
+            self._budgets[name] = budget
         if reports_tokens(params):
             self._source_counts[name] = RequestSourceCounts()
         elif reports_steps(params):
@@ -145,7 +154,8 @@ class DraftingScheduler(Scheduler):
         self._trim()
 
     def _choose(self, scheduled: SchedulerOutput) -> None:
-        for by_request in (self._limits, self._least, self._source_counts, self._steps):
+        counts = self._source_counts, self._steps
+        for by_request in (self._limits, self._least, self._budgets, *counts):
             for name in by_request.keys() - self.requests.keys():
                 del by_request[name]
         if self._forced is not None:
@@ -245,6 +255,7 @@ class DraftingScheduler(Scheduler):
                 self._draft_forced(scheduler_output, self._forced)
             spans = self._forced.take_seen()
         self._end_drafts_before_least()
+        self._end_drafts_within_budget()
         self.recorder.end(scheduler_output, model_runner_output, spans)
         return outputs
 
@@ -274,6 +285,15 @@ class DraftingScheduler(Scheduler):
             if request is not None and request.num_output_tokens < least:
                 most = least - request.num_output_tokens - 1
                 request.spec_token_ids = request.spec_token_ids[:most]
+
+    def _end_drafts_within_budget(self) -> None:
+        """Let drafts of reasoning that begins among them end at its budget, on V1."""
+        for name, budget in self._budgets.items():
+            request = self.requests.get(name)
+            if request is not None and request.spec_token_ids:
+                drafts, start = request.spec_token_ids, self._reasoning_start
+                before = request.all_token_ids[request.num_tokens + 1 - len(start) :]
+                request.spec_token_ids = drafts[: within_budget(drafts, before, start, budget)]
 
     def _attach_counts(self, outputs: Any) -> None:
         """Send the counts of a request's drafts with each of its outputs, where the gateway follows

@@ -252,10 +252,11 @@ class SchedulerHarness:
     def arrive(
         self, *, prompt: int | None = None, most: int | None = None, limit: int | None = None,
         grammar: Grammar | None = None, priority: int = 0, least: int = 0,
+        budget: int | None = None,
     ) -> None:  # fmt: skip
         """A request whose prompt may be an earlier one's text, whole or cut. `prompt` is its
         length, `most` how many tokens it makes; without them, and without `limit`, at random.
-        `least` is its min_tokens."""
+        `least` is its min_tokens, `budget` its thinking_token_budget."""
         self.arrived += 1
         name = f"r{self.arrived}"
         tokens = [self.token() for _ in range(prompt or self.random.randint(1, 24))]
@@ -267,6 +268,7 @@ class SchedulerHarness:
         parameters = SamplingParams(
             max_tokens=most or self.random.randint(1, 30),
             min_tokens=least,
+            thinking_token_budget=budget,
             ignore_eos=True,
             stop=["end"] if self.arrived % 2 else None,
             extra_args=None if limit is None else {MAX_K: limit},

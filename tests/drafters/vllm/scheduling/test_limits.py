@@ -8,7 +8,7 @@ import pytest
 from vllm import SamplingParams
 
 from drafters.config import MAX_K, REPORT_STEPS, REPORT_TOKENS
-from drafters.vllm.scheduling.limits import draft_limit, follows_counts
+from drafters.vllm.scheduling.limits import draft_limit, follows_counts, within_budget
 
 
 @pytest.mark.parametrize(
@@ -47,3 +47,24 @@ def test_the_limit_of_a_request(options: dict[str, Any] | None, v1: int, v2: int
 def test_whose_counts_the_gateway_follows(options: dict[str, Any], follows: bool) -> None:
     assert follows_counts(SamplingParams(**options)) is follows
     assert not follows_counts(None)
+
+
+@pytest.mark.parametrize(
+    ("drafts", "before", "start", "budget", "most"),
+    [
+        ([1, 2, 3, 4], [], [9], 1, 4),
+        ([9, 2, 3, 4], [], [9], 0, 0),
+        ([9, 2, 3, 4], [], [9], 1, 1),  # the token behind the draft is the budget
+        ([9, 2, 3, 4], [], [9], 3, 3),
+        ([1, 9, 3, 4], [], [9], 1, 2),
+        ([1, 9, 3, 4], [], [9], 9, 4),
+        ([1, 8, 9, 4], [7], [8, 9], 0, 2),
+        ([9, 2, 3, 4], [8], [8, 9], 2, 2),  # it began in front of the drafts
+        ([9, 2, 3, 4], [7], [8, 9], 0, 4),
+        ([1, 2], [8], [8, 9], 0, 2),
+    ],
+)
+def test_drafts_end_where_reasoning_has_its_budget(
+    drafts: list[int], before: list[int], start: list[int], budget: int, most: int
+) -> None:
+    assert within_budget(drafts, before, start, budget) == most

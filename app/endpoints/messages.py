@@ -51,6 +51,7 @@ _FIELDS: dict[str, Rule] = {
     "cache_control": WithoutEffect(dict, CACHE),
     "context_management": WithoutEffect(dict, AS_SENT),
     "mcp_servers": OnlyAt(([],), "this server calls no tools itself"),
+    "output_format": OnlyAt((), "it is now the 'format' in 'output_config'"),  # older clients' name
     "speed": WithoutEffect(str, "every answer comes as fast as it can"),
     "user_profile_id": WithoutEffect(str, LABEL),
 }

@@ -19,7 +19,7 @@ BARE = {name: value for name, value in os.environ.items() if name != "PYTHONPATH
 SEES = """
 import json
 from importlib.resources import files
-from app.doctor.examination import check_models
+from app.doctor.pair import check_models
 from app.settings import load, preset_names
 settings = load({}, {})
 print(json.dumps({

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from app.doctor import chat_template
-from app.doctor.examination import _check_tools, check_models
 from app.doctor.models import Checkpoint
+from app.doctor.pair import _check_tools, check_models
 from app.settings import load
 
 SHOWS = "{% if tools %}{{ tools | tojson }}{% endif %}{{ messages }}"

@@ -1,4 +1,4 @@
-"""What a start refuses by the models' files and by memory, and what it leaves to vLLM."""
+"""What doctor and a start say of the models and of memory on this machine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from app.cli import _refuse_unfit_models
-from app.doctor import examination, report
+from app.doctor import examination, machine, machine_facts, pair, report
 from app.doctor.examination import check_start, examine
 from app.doctor.gpus import GpuDevice
 from app.doctor.models import Checkpoint, read_checkpoint
@@ -21,104 +21,11 @@ TARGET = Path(__file__).parents[3] / "models" / "embedded" / "target"
 
 
 def failures(settings: dict[str, Any], preset: str | None = None) -> list[str]:
-    """What a start fails for. `engine_args` are an object here."""
-    given = {name: value for name, value in settings.items() if name != "engine_args"}
-    if arguments := settings.get("engine_args"):
-        given["engine_args"] = json.dumps(arguments)
-    findings = check_start(load({"k": "0", **given}, {}, preset=preset), preset)
+    """What a start fails for."""
+    findings = check_start(load({"k": "0", **settings}, {}, preset=preset), preset)
     return [
         f"{finding.check}: {finding.detail}" for finding in findings if finding.status == "FAIL"
     ]
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """The embedded target without a tokenizer."""
-    for file in TARGET.iterdir():
-        if file.name != "tokenizer.json":
-            (tmp_path / file.name).symlink_to(file)
-    return tmp_path
-
-
-OVER = {"max_model_len": "99999"}
-
-
-@pytest.mark.parametrize(
-    ("settings", "environ"),
-    [
-        ({**OVER, "engine_args": {"hf_overrides": {"max_position_embeddings": 99999}}}, {}),
-        (OVER, {"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}),
-        ({"model": "s3://bucket/model"}, {}),
-        ({"model": "s3://bucket/model", "engine_args": {"load_format": "runai_streamer"}}, {}),
-    ],
-)
-def test_what_vllm_may_serve_is_not_refused(
-    settings: dict[str, Any], environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in environ.items():
-        monkeypatch.setenv(name, value)
-    assert failures({"model": str(TARGET), **settings}) == []
-
-
-@pytest.mark.parametrize(
-    ("arguments", "files"),
-    [
-        ({"tokenizer": str(TARGET)}, []),
-        ({"tokenizer_mode": "custom"}, []),
-        ({}, ["tiktoken.model"]),
-        ({}, ["vocab.json", "merges.txt"]),
-    ],
-)
-def test_a_tokenizer_of_another_kind_is_not_refused(
-    arguments: dict[str, Any], files: list[str], folder: Path
-) -> None:
-    for name in files:
-        (folder / name).touch()
-    assert failures({"model": str(folder), "engine_args": arguments}) == []
-
-
-def test_weights_of_another_format_are_not_refused(folder: Path) -> None:
-    (folder / "model.safetensors").unlink()
-    (folder / "tokenizer.json").touch()
-    assert failures({"model": str(folder), "engine_args": {"load_format": "tensorizer"}}) == []
-
-
-def test_what_is_plainly_wrong_is_refused(folder: Path) -> None:
-    """Also beside an option that decides something else."""
-    offload = {"engine_args": {"cpu_offload_gb": 10}}
-    assert "over the model's" in failures({"model": str(TARGET), **OVER, **offload})[0]
-    assert "no tokenizer" in failures({"model": str(folder), **offload})[0]
-    assert "no such folder" in failures({"model": str(folder / "none")})[0]
-    tokenizer = {"engine_args": {"tokenizer": str(TARGET)}}
-    assert "over the model's" in failures({"model": str(folder), **OVER, **tokenizer})[0]
-
-
-@pytest.mark.parametrize(
-    "name", ["qwen3:8b", "org/model-GGUF:Q4_K_M", "model.gguf", "./model.gguf"]
-)
-def test_what_other_servers_take_for_a_model_is_refused_by_name(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The fault: a traceback of the hub's library."""
-    monkeypatch.chdir(tmp_path)
-    if ":" not in name:
-        (tmp_path / name).touch()
-    (finding,) = (f for f in check_start(load({"model": name, "k": "0"}, {})) if f.check == "model")
-    assert finding.status == "FAIL" and name in finding.detail
-    assert finding.remedy is not None and finding.remedy.startswith("--model with a folder")
-
-
-@pytest.mark.parametrize("name", ["a" * 300, "/" + "a" * 300])
-def test_a_name_that_the_system_refuses_is_a_finding(name: str) -> None:
-    """The fault: a traceback, as for a folder within one that this user may not read."""
-    assert "File name too long" in failures({"model": name})[0]
-
-
-def test_a_chat_template_that_is_no_text_is_a_finding(tmp_path: Path) -> None:
-    """The fault: a traceback."""
-    (tmp_path / "template").write_bytes(b"\xff")
-    (problem,) = failures({"model": str(TARGET), "chat_template": str(tmp_path / "template")})
-    assert problem.endswith("no text in UTF-8")
 
 
 @pytest.mark.parametrize(
@@ -132,16 +39,16 @@ def test_a_chat_template_that_is_no_text_is_a_finding(tmp_path: Path) -> None:
     ],
 )
 def test_lookups_that_the_start_leaves_out_are_not_promised(
-    settings: dict[str, Any], layers: list[str] | None, left_out: bool, folder: Path
+    settings: dict[str, Any], layers: list[str] | None, left_out: bool, tmp_path: Path
 ) -> None:
     """The fault: doctor said that drafts are looked up, and the start took the path no-drafts."""
-    config = json.loads((folder / "config.json").read_text("utf-8"))
+    config = json.loads((TARGET / "config.json").read_text("utf-8"))
     config |= {"architectures": ["GraniteMoeHybridForCausalLM"], "layer_types": layers}
-    (folder / "config.json").unlink()
-    (folder / "config.json").write_text(json.dumps(config))
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.safetensors").symlink_to(TARGET / "model.safetensors")
     findings = {
         finding.check: finding.detail
-        for finding in examine(load({"model": str(folder), "port": "0", **settings}, {}))
+        for finding in examine(load({"model": str(tmp_path), "port": "0", **settings}, {}))
     }
     assert ("--lookup-k asks for them" in findings["head"]) is left_out
     assert findings["start path"].startswith("no-drafts") is (left_out or "k" in settings)
@@ -151,8 +58,8 @@ def test_lookups_that_the_start_leaves_out_are_not_promised(
 def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with four GPUs of 79.6 GiB, and vLLM's build for them."""
     devices = [GpuDevice(str(i), f"GPU-{i}", "H100", 79.6, "580.1") for i in range(4)]
-    monkeypatch.setattr(examination, "_gpus", lambda: devices)
-    monkeypatch.setattr(examination, "_version", lambda _: None)
+    monkeypatch.setattr(machine_facts, "gpu_devices", lambda: devices)
+    monkeypatch.setattr(machine_facts, "version_of", lambda _: None)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
@@ -206,11 +113,12 @@ def test_the_sum_of_gpu_memory_has_the_head_that_is_served() -> None:
         (head, "head 2.0 "),  # stored in 8 bits, loaded in 16
         (replace(head, config={**config, "quantization_config": {"bits": 8}}), "head 1.0 "),
     ):
+        checkpoints = {"model": read_checkpoint(TARGET), "head": found}
         (finding,) = examination._check_memory(
             load({"model": "a/b", "drafter": "head"}, {}),
-            None,
-            {"model": read_checkpoint(TARGET), "head": found},
-            examination._gpus(),
+            pair.facts_by_files(None, checkpoints),
+            checkpoints,
+            machine_facts.gpu_devices(),
             cpu_build=False,
         )
         assert counted in finding.detail
@@ -260,30 +168,14 @@ def test_doctor_fails_where_the_start_refuses_keys_or_a_folder(tmp_path: Path) -
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize(
-    ("stored", "dtype", "factor"),
-    [
-        ({"dtype": "bfloat16"}, "auto", 1),
-        ({"dtype": "bfloat16"}, "float32", 2),
-        ({"torch_dtype": "float32"}, "bfloat16", 0.5),
-        ({"dtype": "bfloat16", "quantization_config": {}}, "float32", 1),
-    ],
-)
-def test_memory_counts_weights_in_the_type_that_they_are_loaded_in(
-    stored: dict[str, Any], dtype: str, factor: float
-) -> None:
-    checkpoint = Checkpoint("folder", stored, weights_bytes=100)
-    assert checkpoint.bytes_in(dtype) == 100 * factor
-
-
 def test_memory_of_a_cpu_counts_the_head(monkeypatch: pytest.MonkeyPatch) -> None:
     weights: list[float] = []
     monkeypatch.setattr(
-        examination.machine,
+        machine,
         "check_memory",
         lambda free, gib, kv: weights.append(gib) or report.ok("memory", ""),
     )
-    monkeypatch.setattr(examination, "_version", lambda name: "0.32.0")
+    monkeypatch.setattr(machine_facts, "version_of", lambda name: "0.32.0")
     for k in ("0", "3"):
         examine(load({"k": k, "port": "0", "dtype": "bfloat16"}, {}, preset="embedded"))
     assert weights[1] > weights[0] > 0

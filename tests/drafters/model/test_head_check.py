@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from app.cli import main
-from app.doctor.examination import check_models
+from app.doctor.pair import check_models
 from app.settings import REPOSITORY, load
 from drafters.model.checkpoint import WEIGHTS, load_head, save_head
 from drafters.model.config import HeadConfig, SelectorConfig

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from app import cli
-from app.doctor.examination import check_models
+from app.doctor.pair import check_models
 from app.doctor.report import Finding
 from app.settings import REPOSITORY, load
 from drafters.model.weight_files import MissingShardError, Weights, read_weights

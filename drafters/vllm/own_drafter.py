@@ -97,7 +97,8 @@ def _yarn_positions(head: Any) -> int:
 def refuse(config: VllmConfig) -> None:
     """Check that this project's drafter can draft beside the other options of a configuration.
     Raises NotImplementedError, which names those that it cannot. A configuration without a drafter
-    of this project passes."""
+    of this project passes. Options that the gateway refuses in any case, such as adapters, are not
+    looked at (app/settings/engine.py)."""
     speculation, model, parallel = (
         config.speculative_config, config.model_config, config.parallel_config
     )  # fmt: skip
@@ -113,19 +114,12 @@ def refuse(config: VllmConfig) -> None:
         "KV cache transfer (kv_transfer_config, kv_offloading_size)": (
             config.kv_transfer_config is not None
         ),
-        # Embeddings and output matrix may be the target's, whose adapters are set for the tokens of
-        # the target's pass.
-        "LoRA adapters (enable_lora)": config.lora_config is not None,
-        # What the drafter made of the weights when it loaded them is neither kept nor made anew.
-        "sleep mode (enable_sleep_mode)": model.enable_sleep_mode,
-        "new weights (weight_transfer_config)": config.weight_transfer_config is not None,
         # Our drafters propose tokens without their distribution; vLLM's own speculator drafts with
         # an EAGLE-3 head on V2.
         "probabilistic drafts (draft_sample_method)": speculation.draft_sample_method != "greedy"
         and (on_v1 or is_parallel(speculation)),
         # Sampled tokens come as a tensor only in padded batches.
         "disable_padded_drafter_batch": speculation.disable_padded_drafter_batch,
-        "elastic expert parallelism (enable_elastic_ep)": parallel.enable_elastic_ep,
         # An entry of a block table stands for a block on each rank: more tokens than in a block.
         "decode context parallelism": parallel.decode_context_parallel_size > 1,
         "prefill context parallelism": parallel.prefill_context_parallel_size > 1,
@@ -185,8 +179,6 @@ def _unfit_for_lookups(config: VllmConfig, on_v1: bool) -> dict[str, bool]:
     model, parallel = config.model_config, config.parallel_config
     method = config.speculative_config.rejection_sample_method
     return {
-        # Heads and lookups read tokens, which such prompts do not have.
-        "prompts of embeddings (enable_prompt_embeds)": model.enable_prompt_embeds,
         # Ranks of such a target wait for each other in every pass (vllm/v1/worker/dp_utils.py,
         # coordinate_batch_across_dp), and each rank chooses its own K. Ranks of a dense target are
         # engines of their own (vllm/v1/engine/core.py, run_engine_core).

@@ -60,11 +60,6 @@ class V1DraftingRunner(Base):
         self._broken: torch.Tensor | None = None
         if not hasattr(self, "drafter") or not chooses_k(self.speculative_config):
             return
-        if self.use_async_scheduling:
-            raise RuntimeError(
-                "drafts need async_scheduling=False on the V1 model runner: they are laid out on "
-                "the host, which must know the accepted tokens"
-            )
         config = DrafterConfig.read(vllm_config.additional_config)
         if has_own_drafter(self.speculative_config):
             kind = ParallelDrafter if is_parallel(self.speculative_config) else SequentialDrafter

@@ -72,13 +72,8 @@ def changed(config: VllmConfig, **changes: Any) -> VllmConfig:
     ("changes", "name"),
     [
         ({"kv_transfer_config": object()}, r"KV cache transfer .*kv_offloading_size"),
-        ({"lora_config": object()}, "enable_lora"),
-        ({"model_config__enable_sleep_mode": True}, "enable_sleep_mode"),
-        ({"weight_transfer_config": object()}, "weight_transfer_config"),
-        ({"model_config__enable_prompt_embeds": True}, "enable_prompt_embeds"),
         ({"speculative_config__draft_sample_method": "probabilistic"}, "draft_sample_method"),
         ({"speculative_config__disable_padded_drafter_batch": True}, "disable_padded_drafter"),
-        ({"parallel_config__enable_elastic_ep": True}, "enable_elastic_ep"),
         ({"parallel_config__decode_context_parallel_size": 2}, "decode context parallelism"),
         ({"parallel_config__prefill_context_parallel_size": 2}, "prefill context parallelism"),
     ],
@@ -116,8 +111,8 @@ def test_m_rope_is_refused(config: VllmConfig, of: str, monkeypatch: pytest.Monk
     monkeypatch.setattr(ModelConfig, "uses_mrope", property(lambda self: self.model == named))
     with pytest.raises(NotImplementedError, match=r"M-RoPE: leave out --drafter"):
         refuse(config)
-    both = changed(config, model_config__enable_prompt_embeds=True)
-    with pytest.raises(NotImplementedError, match=r"prompts of embeddings [^,:]*, M-RoPE$"):
+    both = changed(config, scheduler_config__async_scheduling=True)
+    with pytest.raises(NotImplementedError, match=r"async_scheduling on [^,:]*, M-RoPE$"):
         refuse(both)
 
 
@@ -349,7 +344,6 @@ def test_other_drafters_of_vllm_are_not(p_eagle: VllmConfig, method: tuple[str, 
 @pytest.mark.parametrize(
     ("changes", "name"),
     [
-        ({"model_config__enable_prompt_embeds": True}, "enable_prompt_embeds"),
         ({"scheduler_config__async_scheduling": True}, "async_scheduling"),
         ({"speculative_config__rejection_sample_method": "block"}, "rejection_sample_method"),
         ({"parallel_config__pipeline_parallel_size": 2}, "pipeline parallelism"),

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from vllm.config import VllmConfig
 from vllm.config.compilation import CUDAGraphMode
@@ -28,14 +27,12 @@ from drafters.ops.inputs_triton import FIELDS
 from drafters.vllm.own_drafter import refuse
 from drafters.vllm.path_selector import ServedSelector
 from drafters.vllm.v2.draft_sampling import DeviceDraftSampling
-from drafters.vllm.v2.graphs import drafted
+from drafters.vllm.v2.graphs import Graphs, Ints, drafted
 from drafters.vllm.verification.greedy import (
     draft_vocabulary,
     greedy_draft_tokens,
     most_probable,
 )
-
-Ints = npt.NDArray[np.int64]
 
 
 class DeferringSpeculator(DraftModelSpeculator):
@@ -59,6 +56,7 @@ class DeferringSpeculator(DraftModelSpeculator):
     mask_token = 0  # the token of masked slots
     sampling: DeviceDraftSampling | None = None  # set by the runner where drafts may be drawn
     selector: ServedSelector | None = None  # of a P-EAGLE head that has one
+    _graphs: Graphs | None = None  # of a P-EAGLE pass, where the attention's backend has some
     _mask_state: torch.Tensor  # and their hidden state: [hidden]
 
     def __init__(
@@ -104,7 +102,7 @@ class DeferringSpeculator(DraftModelSpeculator):
     @property
     def selector_in_graphs(self) -> bool:
         """Whether CUDA graphs hold the path selector's tensors."""
-        return False
+        return self._graphs is not None
 
     def head_changed(self) -> None:
         """Make anew, where graphs read it, what is made of the head's weights: its weights are
@@ -201,7 +199,9 @@ class DeferringSpeculator(DraftModelSpeculator):
         needed = entered + max(0, k - 1)
         upper = batch.seq_lens_cpu_upper_bound
         longest = int(upper[:count].max())
-        graph = self._find_graph(k, entered, most - longest)
+        graph = None
+        if self._graphs is not None:
+            graph = self._graphs.find(k, entered, most - longest)
         if graph is not None:
             k, widths = drafted(graph), np.full(count, graph.uniform_token_count, np.int64)
         else:
@@ -229,13 +229,13 @@ class DeferringSpeculator(DraftModelSpeculator):
                 seq_lens_cpu_upper_bound=upper,
                 step=behind,
             )
-        if graph is not None:
+        if self._graphs is not None and graph is not None:
             if metadata is None:  # building it fills this table too, which the graph reads
                 for group in self.attn_groups[self.group]:
                     group.map_to_kernel_block_table(
                         self.block_tables.input_block_tables[self.group]
                     )
-            self._run_graph(graph)
+            self._graphs.run(graph)
         else:
             slots = build_slot_mappings_by_layer(
                 self.block_tables.slot_mappings[:, :total], self.kv_cache_config
@@ -290,14 +290,6 @@ class DeferringSpeculator(DraftModelSpeculator):
             gathered=self._gathered[:total],
         )
         slots[total:] = PAD_SLOT_ID
-
-    def _find_graph(self, k: int, entered: Ints, room: int) -> BatchExecutionDescriptor | None:
-        """The shape of a graph for a pass, or None; the arguments are those of `Graphs.find`."""
-        return None
-
-    def _run_graph(self, shape: BatchExecutionDescriptor) -> None:
-        """Replay the graph of a shape that `_find_graph` returned."""
-        raise NotImplementedError
 
     @abstractmethod
     def _forward(

@@ -56,11 +56,6 @@ class Graphs:
             )
             setattr(owner, _name(k), manager)
 
-    @property
-    def captured(self) -> bool:
-        """Whether there are graphs of the pass."""
-        return bool(self._ks)
-
     def _manager(self, k: int) -> DFlashCudaGraphManager | None:
         """The manager of graphs for K, or for the next larger one that has some; None if there is
         none, or vLLM has dropped it."""

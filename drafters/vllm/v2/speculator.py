@@ -9,7 +9,6 @@ from vllm.config import VllmConfig
 from vllm.config.compilation import CUDAGraphMode
 from vllm.forward_context import BatchDescriptor, set_forward_context
 from vllm.v1.attention.backend import AttentionCGSupport
-from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.spec_decode.utils import get_parallel_drafting_token_id
 from vllm.v1.worker.gpu.states import RequestState
@@ -19,7 +18,7 @@ from drafters.ops import selector_triton
 from drafters.vllm.own_drafter import head_backend
 from drafters.vllm.path_selector import ServedSelector, load_served_selector
 from drafters.vllm.v2.deferring import DeferringSpeculator
-from drafters.vllm.v2.graphs import Graphs, Ints
+from drafters.vllm.v2.graphs import Graphs
 from drafters.vllm.verification.greedy import target_ids
 
 
@@ -44,7 +43,6 @@ class ParallelSpeculator(DeferringSpeculator):
         self.hidden_states = torch.zeros(
             self.max_num_tokens, self.hidden_size, dtype=self.dtype, device=device
         )
-        self._graphs = Graphs(vllm_config, device, 0, owner=self)
 
     @property
     def most_entered(self) -> int:
@@ -78,13 +76,8 @@ class ParallelSpeculator(DeferringSpeculator):
         super().head_changed()
         self._fill_mask_state(self.model)
 
-    @property
-    def selector_in_graphs(self) -> bool:
-        """Whether CUDA graphs hold the path selector's tensors."""
-        return self._graphs.captured
-
     def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
-        """Make the managers of graphs, anew after vLLM's memory profile; none if the attention
+        """Make the managers of graphs, anew after vLLM's memory profile; none if the attention's
         backend supports no graphs of full decode steps, or of steps as long as a pass."""
         supported = self.attn_cg_support.min_cg_support.value
         full = cudagraph_mode.decode_mode() == CUDAGraphMode.FULL
@@ -92,11 +85,14 @@ class ParallelSpeculator(DeferringSpeculator):
         for group in self.attn_groups[self.group]:
             threshold = group.get_metadata_builder().reorder_batch_threshold
             full = full and (threshold is None or threshold >= 2 * self.k_max)
-        k_max = self.k_max if full else 0
-        self._graphs = Graphs(self.vllm_config, self.device, k_max, owner=self)
+        self._graphs = None
+        if full:
+            self._graphs = Graphs(self.vllm_config, self.device, self.k_max, owner=self)
 
     def capture(self) -> None:
         """Capture the graphs of the pass for each K."""
+        if self._graphs is None:
+            return
         self._rows.zero_()
         self._drafts.zero_()
         self._graphs.capture(
@@ -172,12 +168,6 @@ class ParallelSpeculator(DeferringSpeculator):
         """Number of tokens in a pass that drafts `k`."""
         held, lengths = self._held[batch.idx_mapping_np], batch.num_scheduled_tokens
         return int(held.sum() + lengths.sum()) + batch.num_reqs * max(0, k - 1)
-
-    def _find_graph(self, k: int, entered: Ints, room: int) -> BatchExecutionDescriptor | None:
-        return self._graphs.find(k, entered, room)
-
-    def _run_graph(self, shape: BatchExecutionDescriptor) -> None:
-        self._graphs.run(shape)
 
     def _forward(
         self,

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 import torch
 from vllm.config.compilation import CUDAGraphMode
+from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, CudaGraphManager
 
 from drafters.vllm.v2 import graphs
 from drafters.vllm.v2.graphs import Graphs
+from drafters.vllm.v2.speculator import ParallelSpeculator
 
 K_MAX = 4
 
@@ -80,7 +82,10 @@ def test_the_graphs_of_a_memory_profile_can_be_dropped(owner: Any) -> None:
 
 
 def test_a_backend_without_graphs_leaves_none_of_earlier_ones(owner: Any) -> None:
-    assert made(owner, 0).find(1, np.array([2]), room=99) is None
+    owner.attn_cg_support = SimpleNamespace(min_cg_support=AttentionCGSupport.NEVER)
+    owner.attn_groups, owner.group = [[]], 0
+    ParallelSpeculator.init_cudagraph_manager(owner, CUDAGraphMode.FULL_DECODE_ONLY)
+    assert owner._graphs is None
 
 
 @pytest.mark.parametrize(

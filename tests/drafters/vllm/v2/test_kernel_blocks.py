@@ -42,9 +42,8 @@ def test_a_graph_reads_the_kernels_blocks_of_this_step(monkeypatch: pytest.Monke
     shape = BatchExecutionDescriptor(CUDAGraphMode.FULL, 8, 2, 4)
     read: list[Any] = []
     monkeypatch.setattr(speculator, "_lay_out", lambda *_: None)
-    monkeypatch.setattr(speculator, "_find_graph", lambda *_: shape)
-    monkeypatch.setattr(
-        speculator, "_run_graph", lambda _: read.extend(group.kernel_block_table[0].tolist())
+    speculator._graphs = SimpleNamespace(
+        find=lambda *_: shape, run=lambda _: read.extend(group.kernel_block_table[0].tolist())
     )
     batch: Any = SimpleNamespace(
         num_reqs=2,

@@ -28,7 +28,7 @@ def inputs(batch: int, k: int, hidden: int, dtype: torch.dtype, device: str) -> 
     given: dict[str, Any] = {
         "tokens": np.random.default_rng(0).integers(4, 4000, (batch, 4096)).astype(np.int32),
         "tables": np.random.default_rng(1).permutation(batch * blocks).reshape(batch, blocks),
-        "starts": (np.arange(batch + 1) * read).astype(np.int32),
+        "query_start_loc": (np.arange(batch + 1) * read).astype(np.int32),
         "block_size": BLOCK, "window": WINDOW, "mask_token": MASK,
     }  # fmt: skip
     given["tables"] = given["tables"].astype(np.int32)
@@ -97,12 +97,14 @@ def fused(
     from drafters.ops import inputs_triton
 
     device, hidden = buffer.device, buffer.shape[1]
-    batch, read = len(given["starts"]) - 1, k + 1
+    batch, read = len(given["query_start_loc"]) - 1, k + 1
     width = read + k - 1
     total, each = batch * width, hidden * buffer.element_size()
     every = torch.arange(batch, device=device)
-    numbers = torch.stack([every * width, every * 0 + width, every * 0, every * 0 + width])
-    there = {name: torch.from_numpy(given[name]).to(device) for name in ("tokens", "starts")}
+    host_rows = torch.stack([every * width, every * 0 + width, every * 0, every * 0 + width])
+    there = {
+        name: torch.from_numpy(given[name]).to(device) for name in ("tokens", "query_start_loc")
+    }
     tables = torch.from_numpy(given["tables"]).to(device)
     step = (torch.arange(read, device=device) + CONTEXT).repeat(batch)
     rejected = torch.full((batch,), read - accepted, dtype=torch.int32, device=device)
@@ -115,7 +117,7 @@ def fused(
 
     def launch() -> None:
         inputs_triton.plan(
-            numbers, slots=every, positions=step, rejected=rejected, total=total,
+            host_rows, slots=every, positions=step, rejected=rejected, total=total,
             max_model_len=there["tokens"].shape[1], kept=True, rows=rows, queries=queries,
             lengths=lengths, drafts=drafts, **there,
         )  # fmt: skip
@@ -141,7 +143,7 @@ def _stock(
     from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 
     device, read = combined.device, k + 1
-    starts = torch.from_numpy(given["starts"])
+    query_start_loc = torch.from_numpy(given["query_start_loc"])
     proposer = SimpleNamespace(
         use_heterogeneous_vocab=False, needs_extra_input_slots=True,
         net_num_new_slots_per_request=k - 1, extra_slots_per_request=k, device=device,
@@ -153,7 +155,7 @@ def _stock(
         arange=torch.arange(4096, dtype=torch.int32, device=device),
     )  # fmt: skip
     common = CommonAttentionMetadata(
-        query_start_loc=starts.to(device), query_start_loc_cpu=starts,
+        query_start_loc=query_start_loc.to(device), query_start_loc_cpu=query_start_loc,
         seq_lens=torch.full((batch,), CONTEXT + read, dtype=torch.int32, device=device),
         num_reqs=batch, num_actual_tokens=batch * read, max_query_len=read,
         max_seq_len=CONTEXT + read, block_table_tensor=torch.from_numpy(given["tables"]).to(device),

@@ -4,9 +4,9 @@
     enter   ids, positions and KV cache slots of every token; the hidden states of entered ones
     spread  the rows that `fc` made, and the shared hidden state in masked positions
 
-A token finds its request by a binary search of `begin`. Each hidden state is read and written once:
-2 * taps * hidden elements per entered token in `enter`, 2 * hidden per token in `spread`, and 20
-bytes of integers; in `plan` 72 bytes per request and 8 per draft. drafters/vllm/v2 uses them.
+A token finds its request by a binary search of `query_start`. Each hidden state is read and written
+once: 2 * taps * hidden elements per entered token in `enter`, 2 * hidden per token in `spread`, and
+20 bytes of integers; in `plan` 72 bytes per request and 8 per draft. drafters/vllm/v2 uses them.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -31,60 +31,60 @@ FIELDS = [field.name for field in fields(Requests)]  # rows of the packed array,
 
 @triton.jit
 def _owner(rows, count, token, STEPS: tl.constexpr):
-    """The last request that begins at or before `token`; `begin` is row 7 of `rows`."""
+    """The last request that begins at or before `token`; `query_start` is row 7 of `rows`."""
     owner = 0
     for step in tl.static_range(STEPS):
         middle = owner + (1 << (STEPS - 1 - step))
-        begin = tl.load(rows + 7 * count + middle, mask=middle < count, other=token + 1)
-        owner = tl.where(begin <= token, middle, owner)
+        query_start = tl.load(rows + 7 * count + middle, mask=middle < count, other=token + 1)
+        owner = tl.where(query_start <= token, middle, owner)
     return owner
 
 
 @triton.jit(do_not_specialize=["count", "padded", "total", "k", "kept"])
 def plan_kernel(
-    numbers, count, padded, total, slots, starts, positions, rejected, tokens, longest,
+    host_rows, count, padded, total, slots, query_start_loc, positions, rejected, tokens, longest,
     max_model_len, rows, queries, lengths, drafts, k, kept,
     FRESH: tl.constexpr, DRAFTS: tl.constexpr,
 ):  # fmt: skip
     """Lay out a pass: one program for each request."""
     request = tl.program_id(0)
     here, written = request < count, request < padded
-    first = tl.load(numbers + request, mask=here, other=total)
-    width = tl.load(numbers + count + request, mask=here, other=0)
-    held = tl.load(numbers + 2 * count + request, mask=here, other=0)
-    needed = tl.load(numbers + 3 * count + request, mask=here, other=0)
+    query_start = tl.load(host_rows + request, mask=here, other=total)
+    query_len = tl.load(host_rows + count + request, mask=here, other=0)
+    held = tl.load(host_rows + 2 * count + request, mask=here, other=0)
+    unpadded_len = tl.load(host_rows + 3 * count + request, mask=here, other=0)
     slot = tl.load(slots + request, mask=here, other=0).to(tl.int64)
-    row = tl.load(starts + request, mask=here, other=0)
-    scheduled = tl.load(positions + row, mask=here, other=0)
-    end = scheduled
+    row = tl.load(query_start_loc + request, mask=here, other=0)
+    num_computed_tokens = tl.load(positions + row, mask=here, other=0)
+    end = num_computed_tokens
     if FRESH:
-        read = tl.load(starts + request + 1, mask=here, other=0) - row
+        read = tl.load(query_start_loc + request + 1, mask=here, other=0) - row
         end += read - tl.load(rejected + request, mask=here, other=0)
-    start = scheduled - held
-    length = start + width
+    start = num_computed_tokens - held
+    length = start + query_len
     inside = length <= max_model_len
     last = tl.minimum(end, longest - 1)
     newest = tl.load(tokens + slot * longest + last, mask=here, other=0).to(tl.int64)
-    stop = tl.where(inside & here, start + needed, 0) * kept
-    tl.store(queries + request, first.to(tl.int32))
-    tl.store(lengths + request, tl.where(inside, length, width).to(tl.int32), mask=written)
+    stop = tl.where(inside & here, start + unpadded_len, 0) * kept
+    tl.store(queries + request, query_start.to(tl.int32))
+    tl.store(lengths + request, tl.where(inside, length, query_len).to(tl.int32), mask=written)
     rows += request
     tl.store(rows, tl.where(here, request, 0).to(tl.int64), mask=written)
     tl.store(rows + padded, tl.where(here, slot, -1), mask=written)
     tl.store(rows + 2 * padded, start, mask=written)
-    tl.store(rows + 3 * padded, scheduled, mask=written)
+    tl.store(rows + 3 * padded, num_computed_tokens, mask=written)
     tl.store(rows + 4 * padded, end, mask=written)
     tl.store(rows + 5 * padded, stop, mask=written)
     tl.store(rows + 6 * padded, newest, mask=written)
-    tl.store(rows + 7 * padded, first, mask=written)
+    tl.store(rows + 7 * padded, query_start, mask=written)
     draft = tl.arange(0, DRAFTS)
-    source = tl.where(here, first + end - start - 1 + draft, 0)
+    source = tl.where(here, query_start + end - start - 1 + draft, 0)
     tl.store(drafts + request * k + draft, source, mask=draft < tl.where(written, k, 0))
 
 
 @triton.jit(do_not_specialize=["count"])
 def enter_kernel(
-    rows, count, tokens, longest, tables, blocks, starts,
+    rows, count, tokens, longest, tables, blocks, query_start_loc,
     state0, state1, state2, state3, state4, hidden,
     store, ids, positions, slots, gathered, block_size, window, mask_token,
     TAPS: tl.constexpr, STEPS: tl.constexpr, COLUMNS: tl.constexpr,
@@ -95,7 +95,7 @@ def enter_kernel(
     index = tl.load(rows + owner)
     slot = tl.load(rows + count + owner)
     start = tl.load(rows + 2 * count + owner)
-    scheduled = tl.load(rows + 3 * count + owner)
+    num_computed_tokens = tl.load(rows + 3 * count + owner)
     end = tl.load(rows + 4 * count + owner)
     position = start + token - tl.load(rows + 7 * count + owner)
     if tl.program_id(1) == 0:
@@ -110,11 +110,11 @@ def enter_kernel(
         tl.store(slots + token, tl.where(inside, at, -1))
     if position < end:
         column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-        held = position < scheduled
+        held = position < num_computed_tokens
         # Only one of store and step is read: the mask of the other has no columns.
         old_columns, new_columns = tl.where(held, hidden, 0), tl.where(held, 0, hidden)
         before = (slot * window + position % window) * TAPS * hidden
-        row = (tl.load(starts + index) + position - scheduled) * hidden
+        row = (tl.load(query_start_loc + index) + position - num_computed_tokens) * hidden
         for tap in tl.static_range(TAPS):
             early = state0 if tap == 0 else (state1 if tap == 1 else state2)
             state = early if tap < 3 else (state3 if tap == 3 else state4)
@@ -147,10 +147,10 @@ def pack(found: Requests) -> torch.Tensor:
 
 
 def plan(
-    numbers: torch.Tensor,
+    host_rows: torch.Tensor,
     *,
     slots: torch.Tensor,
-    starts: torch.Tensor,
+    query_start_loc: torch.Tensor,
     positions: torch.Tensor,
     rejected: torch.Tensor | None,
     tokens: torch.Tensor,
@@ -163,15 +163,15 @@ def plan(
     drafts: torch.Tensor,  # int64 [padded, k]
 ) -> None:
     """Compute `reference.plan` with one kernel, into the caller's buffers."""
-    count, (padded, k) = numbers.shape[1], drafts.shape
-    assert numbers.shape[0] == 4 and _check(rows) == len(lengths) == len(queries) - 1 == padded
-    assert len(starts) == count + 1 and len(slots) == count and k <= DRAFTS
-    assert (numbers.dtype, positions.dtype, drafts.dtype) == (torch.int64,) * 3
-    assert all(x.dtype == torch.int32 for x in (starts, tokens, queries, lengths))
-    every = (numbers, slots, starts, positions, tokens, queries, lengths, drafts)
+    count, (padded, k) = host_rows.shape[1], drafts.shape
+    assert host_rows.shape[0] == 4 and _check(rows) == len(lengths) == len(queries) - 1 == padded
+    assert len(query_start_loc) == count + 1 and len(slots) == count and k <= DRAFTS
+    assert (host_rows.dtype, positions.dtype, drafts.dtype) == (torch.int64,) * 3
+    assert all(x.dtype == torch.int32 for x in (query_start_loc, tokens, queries, lengths))
+    every = (host_rows, slots, query_start_loc, positions, tokens, queries, lengths, drafts)
     assert all(x.is_contiguous() for x in every)
     plan_kernel[(padded + 1,)](
-        numbers, count, padded, total, slots, starts, positions, rejected, tokens,
+        host_rows, count, padded, total, slots, query_start_loc, positions, rejected, tokens,
         tokens.shape[1], max_model_len, rows, queries, lengths, drafts, k, int(kept),
         FRESH=rejected is not None, DRAFTS=DRAFTS,
     )  # fmt: skip
@@ -182,7 +182,7 @@ def enter(
     *,
     tokens: torch.Tensor,
     tables: torch.Tensor,
-    starts: torch.Tensor,
+    query_start_loc: torch.Tensor,
     states: Sequence[torch.Tensor],
     store: torch.Tensor,
     block_size: int,
@@ -200,15 +200,16 @@ def enter(
     count = _check(rows)
     assert ids.shape == positions.shape == slots.shape
     assert (ids.dtype, positions.dtype, slots.dtype) == (torch.int32, torch.int64, torch.int64)
-    assert all(x.dtype == torch.int32 for x in (tokens, tables, starts))
+    assert all(x.dtype == torch.int32 for x in (tokens, tables, query_start_loc))
     assert gathered.shape[1] == store.shape[1] == taps * hidden
     assert all(state.shape == states[0].shape for state in states)
     assert {x.dtype for x in (*states, store)} == {gathered.dtype}
     written = (ids, positions, slots, gathered)
-    assert all(x.is_contiguous() for x in (tokens, tables, starts, store, *states, *written))
+    every = (tokens, tables, query_start_loc, store, *states, *written)
+    assert all(x.is_contiguous() for x in every)
     columns = min(COLUMNS, triton.next_power_of_2(hidden))
     enter_kernel[(len(ids), triton.cdiv(hidden, columns))](
-        rows, count, tokens, tokens.shape[1], tables, tables.shape[1], starts,
+        rows, count, tokens, tokens.shape[1], tables, tables.shape[1], query_start_loc,
         *(states[min(tap, taps - 1)] for tap in range(MOST_TAPS)), hidden, store,
         ids, positions, slots, gathered, block_size, window, mask_token,
         TAPS=taps, STEPS=STEPS, COLUMNS=columns,

@@ -19,18 +19,18 @@ class Requests:
     index: torch.Tensor  # row in the batch
     slot: torch.Tensor  # row in the store, and among the tokens
     start: torch.Tensor  # positions start..end-1 are entered in this pass
-    scheduled: torch.Tensor  # hidden states of positions from here on came with this step
+    num_computed_tokens: torch.Tensor  # hidden states of positions from here on came with this step
     end: torch.Tensor  # positions from here on are masked positions
     stop: torch.Tensor  # keys and values of positions from here on are not stored
     newest: torch.Tensor  # the token at `end`
-    begin: torch.Tensor  # its first token in the pass
+    query_start: torch.Tensor  # its first token in the pass
 
 
 def plan(
-    numbers: torch.Tensor,  # int64 [4, requests], what the host knows of each: see below
+    host_rows: torch.Tensor,  # int64 [4, requests], what the host knows of each: see below
     *,
     slots: torch.Tensor,  # [requests]
-    starts: torch.Tensor,  # [requests + 1], first row of each request in the step
+    query_start_loc: torch.Tensor,  # [requests + 1], first row of each request in the step
     positions: torch.Tensor,  # of the step's rows
     rejected: torch.Tensor | None,  # [requests]; None: the step's own tokens are not entered
     tokens: torch.Tensor,  # [slots, longest]
@@ -43,39 +43,44 @@ def plan(
     """Lay out a pass when only the device knows how many drafts were accepted. Returns
     `(requests, queries int32 [padded + 1], lengths int32 [padded], drafts int64 [padded, k])`.
 
-    `numbers` has, for each request, its first token in the pass, its tokens there, how many of its
-    hidden states are in the store, and its tokens without padding. `queries` is where requests
-    begin, `lengths` how many tokens each attends to at its last, `drafts` the tokens to draft from.
+    `host_rows` has four rows: `query_start`, where the tokens of each request begin in the pass;
+    `query_len`, how many they are; `held`, of how many the hidden states are in the store; and
+    `unpadded_len`, which is `query_len` without padding. `queries` is where requests begin,
+    `lengths` how many tokens each attends to at its last, `drafts` the tokens to draft from.
     Requests that pad the graph begin behind all tokens, have slot -1 and are zero otherwise.
     Nothing is stored of a request whose part would end beyond `max_model_len`, and its drafts mean
     nothing: up to about K tokens before that length it is no longer drafted for.
     """
-    first, width, held, needed = numbers
-    count, longest = len(first), tokens.shape[1]
-    none = first.new_zeros(padded - count)
-    scheduled = positions[starts[:count].long()]
-    end = scheduled if rejected is None else scheduled + starts.diff() - rejected
-    start, slot = scheduled - held, slots.long()
-    length = start + width
+    query_start, query_len, held, unpadded_len = host_rows
+    count, longest = len(query_start), tokens.shape[1]
+    none = query_start.new_zeros(padded - count)
+    num_computed_tokens = positions[query_start_loc[:count].long()]
+    end = num_computed_tokens
+    if rejected is not None:
+        end = end + query_start_loc.diff() - rejected
+    start, slot = num_computed_tokens - held, slots.long()
+    length = start + query_len
     inside = length <= max_model_len
-    last = first + end - start - 1
+    last = query_start + end - start - 1
     drafts = last[:, None] + torch.arange(k, device=last.device)
     found = {
-        "index": torch.arange(count, device=first.device),
+        "index": torch.arange(count, device=query_start.device),
         "slot": slot,
         "start": start,
-        "scheduled": scheduled,
+        "num_computed_tokens": num_computed_tokens,
         "end": end,
-        "stop": (start + needed).where(inside & kept, 0),
+        "stop": (start + unpadded_len).where(inside & kept, 0),
         "newest": tokens[slot, end.clamp(max=longest - 1)].long(),
     }
-    queries = torch.cat([first, none.new_full((padded - count + 1,), total)])
-    begin = queries[:-1]
+    queries = torch.cat([query_start, none.new_full((padded - count + 1,), total)])
     padding = dict.fromkeys(found, none) | {"slot": none - 1}
     return (
-        Requests(**{name: torch.cat([x, padding[name]]) for name, x in found.items()}, begin=begin),
+        Requests(
+            **{name: torch.cat([x, padding[name]]) for name, x in found.items()},
+            query_start=queries[:-1],
+        ),
         queries.int(),
-        torch.cat([length.where(inside, width), none]).int(),
+        torch.cat([length.where(inside, query_len), none]).int(),
         torch.cat([drafts, none.new_zeros(padded - count, k)]),
     )
 
@@ -83,9 +88,9 @@ def plan(
 def owners(found: Requests, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """For each of `count` tokens, `[count]`: its request, its position, whether it is a masked
     slot."""
-    token = torch.arange(count, device=found.begin.device)
-    owner = torch.searchsorted(found.begin, token, right=True) - 1
-    position = found.start[owner] + token - found.begin[owner]
+    token = torch.arange(count, device=found.query_start.device)
+    owner = torch.searchsorted(found.query_start, token, right=True) - 1
+    position = found.start[owner] + token - found.query_start[owner]
     return owner, position, position >= found.end[owner]
 
 
@@ -95,7 +100,7 @@ def enter(
     *,
     tokens: torch.Tensor,  # [slots, longest] int32, without `newest`
     tables: torch.Tensor,  # [batch, blocks] int32
-    starts: torch.Tensor,  # [batch + 1] int32, first row of each request in the step
+    query_start_loc: torch.Tensor,  # [batch + 1] int32, first row of each request in the step
     states: Sequence[torch.Tensor],  # taps of [rows of the step, hidden]
     store: torch.Tensor,  # [slots * window, taps * hidden], a ring for each slot
     block_size: int,
@@ -114,8 +119,9 @@ def enter(
     block = (position // block_size).clamp(max=tables.shape[1] - 1)
     slots = tables[index, block].long() * block_size + position % block_size
     slots = slots.where(position < found.stop[owner], -1)
-    held = position < found.scheduled[owner]
-    row = (starts[index] + position - found.scheduled[owner]).masked_fill(held | masked, 0)
+    held = position < found.num_computed_tokens[owner]
+    row = query_start_loc[index] + position - found.num_computed_tokens[owner]
+    row = row.masked_fill(held | masked, 0)
     kept = (slot * window + position % window).masked_fill(~held, 0)
     fresh = torch.cat([state[row] for state in states], dim=-1)
     gathered = torch.where(held[:, None], store[kept], fresh).masked_fill(masked[:, None], 0)

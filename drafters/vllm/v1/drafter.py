@@ -186,15 +186,15 @@ class Drafter(EagleProposer, ABC):
         count: int = batch.num_reqs
         self.missed_tokens_read = 0
         contexts, slots = self.contexts, self.contexts.slots(batch.req_ids)
-        begins = batch.num_computed_tokens_cpu[:count].astype(np.int64)
+        num_computed_tokens = batch.num_computed_tokens_cpu[:count].astype(np.int64)
         if k == 0 and common.max_query_len == 1:  # the usual step of a busy engine
-            self._deferred.append((slots, begins, states))
+            self._deferred.append((slots, num_computed_tokens, states))
             if len(self._deferred) >= self._defers:
                 self._store_deferred()
             return None
         self._store_deferred()
-        starts = common.query_start_loc_cpu.numpy()
-        ends = begins + np.diff(starts[: count + 1])
+        query_start_loc = common.query_start_loc_cpu.numpy()
+        ends = num_computed_tokens + np.diff(query_start_loc[: count + 1])
         tokens_made = sampled.cpu().numpy()
         self.synchronized = perf_counter()
         counts = (tokens_made >= 0).sum(1)
@@ -203,7 +203,9 @@ class Drafter(EagleProposer, ABC):
         limits = contexts.limit[slots]
         followed = limits > 0
         if k == 0:
-            self._keep(np.flatnonzero(followed), slots, begins, ends, starts, states)
+            self._keep(
+                np.flatnonzero(followed), slots, num_computed_tokens, ends, query_start_loc, states
+            )
             return None
 
         unread = self.runner.discard_request_mask.np[:count]
@@ -211,16 +213,16 @@ class Drafter(EagleProposer, ABC):
         if wanting is not None:
             wanted = np.where(wanting, wanted, 0)
         wanted = np.clip(self.longest - 1 - ends, 0, wanted)
-        begin_at = contexts.start(slots, ends)
-        taken = followed & (begin_at < ends)
+        start = contexts.start(slots, ends)
+        taken = followed & (start < ends)
         if wanting is not None and reading is not None:
             taken &= wanting | reading
         masked = self.masked_per_token * np.maximum(wanted - 1, 0)
-        lengths = np.where(taken, ends - begin_at + masked, 0)
+        lengths = np.where(taken, ends - start + masked, 0)
         taken &= np.cumsum(lengths) <= self.max_num_tokens
         late = np.flatnonzero(followed & ~taken)
         if late.size:
-            self._keep(late, slots, begins, ends, starts, states)
+            self._keep(late, slots, num_computed_tokens, ends, query_start_loc, states)
         index = np.flatnonzero(taken)
         drafts: list[list[int]] = [[] for _ in range(count)]
         if not index.size:
@@ -229,9 +231,9 @@ class Drafter(EagleProposer, ABC):
         rows = Rows(
             index=index,
             slot=chosen,
-            first=contexts.first[chosen],
-            start=begin_at[index],
-            scheduled=begins[index],
+            context_start=contexts.context_start[chosen],
+            start=start[index],
+            num_computed_tokens=num_computed_tokens[index],
             end=ends[index],
             k=wanted[index],
             # The token behind the last entered one: from the prompt, or sampled.
@@ -241,14 +243,14 @@ class Drafter(EagleProposer, ABC):
                 tokens_made[index, counts[index] - 1],
             ),
         )
-        self.missed_tokens_read = int(np.maximum(rows.scheduled - rows.start, 0).sum())
+        self.missed_tokens_read = int(np.maximum(rows.num_computed_tokens - rows.start, 0).sum())
         self._sampling = None
         if not sampling.all_greedy:
             self._sampling = DraftSampling(
                 sampling.seeded_requests, sampling, counts, self._target_vocabulary
             )
         tables = batch.block_table[self.kv_cache_gid].get_numpy_array()
-        proposed = self._propose(rows, tables, starts, states, common)
+        proposed = self._propose(rows, tables, query_start_loc, states, common)
         contexts.enter(chosen, rows.end, tables[index])
         for row, tokens in zip(index.tolist(), proposed, strict=True):
             drafts[row] = tokens
@@ -265,13 +267,13 @@ class Drafter(EagleProposer, ABC):
         self,
         rows: Rows,
         tables: npt.NDArray[np.int32],  # [batch, blocks]
-        starts: npt.NDArray[np.int32],  # [batch + 1], first row of each request in the step
+        query_start_loc: npt.NDArray[np.int32],  # [batch + 1], of the step
         states: Sequence[torch.Tensor],
         common: CommonAttentionMetadata,
     ) -> list[list[int]]:
         """Enter positions `start` to `end` - 1 of each of `rows`, and draft its `k` tokens: a list
         for each of `rows`, in their order. `states` are those of `draft`: the step's hidden states
-        at each tap, `[tokens of the step, hidden]`, of which `starts` says whose they are."""
+        at each tap, `[tokens of the step, hidden]`; `query_start_loc` says whose they are."""
 
     def _verified(self, drafted: dict[str, list[int]]) -> Ints:
         """How many draft tokens of each request the step verified: `[requests]`."""
@@ -281,22 +283,22 @@ class Drafter(EagleProposer, ABC):
     def _keep(
         self,
         index: Ints,  # rows of the batch
-        slots: Ints,  # [requests], like the next three
-        begins: Ints,
+        slots: Ints,  # [requests], like the next two
+        num_computed_tokens: Ints,
         ends: Ints,
-        starts: npt.NDArray[np.int32],
+        query_start_loc: npt.NDArray[np.int32],
         states: Sequence[torch.Tensor],
     ) -> None:
         """Store the newest hidden states of requests that this step's pass does not enter."""
         if not index.size:
             return
-        begin, end, slot = begins[index], ends[index], slots[index]
-        since = np.maximum(begin, end - self.window)
+        computed, end, slot = num_computed_tokens[index], ends[index], slots[index]
+        since = np.maximum(computed, end - self.window)
         lengths = end - since
         owner = np.repeat(np.arange(len(index)), lengths)
         offsets = np.arange(len(owner)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         positions = since[owner] + offsets
-        source = self._device(starts[index[owner]] + positions - begin[owner])
+        source = self._device(query_start_loc[index[owner]] + positions - computed[owner])
         self._store_at(slot[owner], positions, [state[source] for state in states])
         self.contexts.skip(slot, end)
 
@@ -316,14 +318,14 @@ class Drafter(EagleProposer, ABC):
         self._store.index_copy_(0, rows, torch.cat(list(states), dim=-1))
 
     def _lay_out(
-        self, rows: Rows, tables: npt.NDArray[np.int32], starts: npt.NDArray[np.int32]
+        self, rows: Rows, tables: npt.NDArray[np.int32], query_start_loc: npt.NDArray[np.int32]
     ) -> Layout:
         """The tokens of a pass over `rows`; the arguments are those of `_propose`."""
         return lay_out(
             rows,
             tokens=self.runner.input_batch.token_ids_cpu,
             tables=tables,
-            starts=starts,
+            query_start_loc=query_start_loc,
             block_size=self.block_size,
             window=self.window,
             mask_token=self.parallel_drafting_token_id,
@@ -371,7 +373,7 @@ class Drafter(EagleProposer, ABC):
 
     def _metadata(self, layout: Layout, rows: Rows, common: Any) -> CommonAttentionMetadata:
         table = common.block_table_tensor[self._device(rows.index)]
-        skipped = rows.first // self.block_size
+        skipped = rows.context_start // self.block_size
         if skipped.any():
             columns = np.arange(table.shape[1])[None, :] + skipped[:, None]
             table = table.gather(1, self._device(np.minimum(columns, table.shape[1] - 1)))

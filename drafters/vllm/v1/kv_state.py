@@ -7,8 +7,8 @@ before anything later is, and never attended to until then.
 
 Two more things leave holes. A prefix found in the prefix cache may hold blocks that were filled at
 K = 0. And only the newest `window` hidden states of a request are stored, so one that is further
-behind has lost some. In both cases the head's context starts anew behind the hole: at `first`, a
-multiple of the block size, so that whole blocks drop out of its block table.
+behind has lost some. In both cases the head's context starts anew behind the hole: at
+`context_start`, a multiple of the block size, so that whole blocks drop out of its block table.
 
 In the same way a context is kept from growing beyond `longest` tokens: a head drafts worse in
 contexts that are longer than those it was trained on (docs/decisions/0012).
@@ -25,8 +25,8 @@ Ints = npt.NDArray[np.int64]
 
 
 class DrafterKVState:
-    """The head's KV cache by request: positions from `first` up to `done` are entered, and the
-    target has computed those up to `seen`. All count tokens from the start of the request."""
+    """The head's KV cache by request: positions from `context_start` up to `done` are entered, and
+    the target has computed those up to `seen`. All count tokens from the start of the request."""
 
     def __init__(
         self, requests: int, blocks: int, block_size: int, window: int, longest: int = 0
@@ -40,7 +40,7 @@ class DrafterKVState:
         self.block_size = block_size
         self.window = window
         self.longest = longest
-        self.first: Ints = np.zeros(requests, np.int64)
+        self.context_start: Ints = np.zeros(requests, np.int64)
         self.done: Ints = np.zeros(requests, np.int64)
         self.seen: Ints = np.zeros(requests, np.int64)
         self.limit: Ints = np.zeros(requests, np.int64)
@@ -65,7 +65,7 @@ class DrafterKVState:
         holes = np.flatnonzero(~self.whole[np.asarray(blocks[:cached], np.int64)])
         behind = int(holes[-1]) + 1 if holes.size else 0
         aligned = computed == cached * self.block_size
-        self.first[slot] = (behind if aligned else cached + 1) * self.block_size
+        self.context_start[slot] = (behind if aligned else cached + 1) * self.block_size
         self.done[slot] = self.seen[slot] = computed
         self.limit[slot] = limit
 
@@ -97,20 +97,20 @@ class DrafterKVState:
     def unread(self, slots: Ints) -> Ints:
         """How many positions of each request the target has computed and the head can still enter:
         those of which the hidden states are stored."""
-        missed = self.seen[slots] - np.maximum(self.done[slots], self.first[slots])
+        missed = self.seen[slots] - np.maximum(self.done[slots], self.context_start[slots])
         return np.clip(missed, 0, self.window)
 
     def start(self, slots: Ints, ends: Ints) -> Ints:
         """The first position that each request has to enter if it is entered up to `ends`. Starts
         its context anew where hidden states were lost, and cuts one that is too long."""
         kept = self.seen[slots] - self.window
-        lost = kept > np.maximum(self.done[slots], self.first[slots])
+        lost = kept > np.maximum(self.done[slots], self.context_start[slots])
         if lost.any():
-            self.first[slots[lost]] = self._above(kept[lost])
+            self.context_start[slots[lost]] = self._above(kept[lost])
         if self.longest:
             least = self._above(ends - self.longest)
-            self.first[slots] = np.maximum(self.first[slots], least)
-        return np.maximum(self.done[slots], self.first[slots])
+            self.context_start[slots] = np.maximum(self.context_start[slots], least)
+        return np.maximum(self.done[slots], self.context_start[slots])
 
     def _above(self, positions: Ints) -> Ints:
         """Positions rounded up to multiples of the block size."""
@@ -122,7 +122,7 @@ class DrafterKVState:
         size = self.block_size
         full = np.flatnonzero(self.done[slots] // size != ends // size)
         for row in full:
-            begin = max(int(self.done[slots[row]]), int(self.first[slots[row]])) // size
+            begin = max(int(self.done[slots[row]]), int(self.context_start[slots[row]])) // size
             # Entered from the middle only if the part before it was entered earlier.
             self.whole[tables[row, begin : int(ends[row]) // size]] = True
         self.done[slots] = self.seen[slots] = ends

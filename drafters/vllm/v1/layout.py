@@ -30,9 +30,9 @@ class Rows:
 
     index: Ints  # row in the runner's batch
     slot: Ints  # row in DrafterKVState and in the store
-    first: Ints  # where the drafter's context begins
+    context_start: Ints  # where the drafter's context begins
     start: Ints  # positions start..end-1 are entered in this pass
-    scheduled: Ints  # positions from here on were read by the target in this step
+    num_computed_tokens: Ints  # before this step, in which the target read positions from here on
     end: Ints
     k: Ints  # draft tokens wanted, 0 for a request in prefill
     newest: Ints  # the token at `end`
@@ -60,7 +60,7 @@ def lay_out(
     *,
     tokens: npt.NDArray[np.int32],  # [batch, longest], tokens of the requests, without `newest`
     tables: npt.NDArray[np.int32],  # [batch, blocks]
-    starts: npt.NDArray[np.int32],  # [batch + 1], first row of each request in the step
+    query_start_loc: npt.NDArray[np.int32],  # [batch + 1], first row of each request in the step
     block_size: int,
     window: int,
     mask_token: int,
@@ -70,19 +70,19 @@ def lay_out(
     lengths = entered + np.maximum(rows.k - 1, 0)
     queries = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=queries[1:])
-    begin = queries[:-1].astype(np.int64)
+    query_start = queries[:-1].astype(np.int64)
     owner = np.repeat(np.arange(len(lengths)), lengths)
-    positions = np.arange(queries[-1]) + (rows.start - begin)[owner]
+    positions = np.arange(queries[-1]) + (rows.start - query_start)[owner]
     index = rows.index[owner]
 
     ids = tokens[index, np.minimum(positions + 1, tokens.shape[1] - 1)]
-    last = begin + entered - 1
+    last = query_start + entered - 1
     ids[last] = rows.newest
     is_mask = positions >= rows.end[owner]
     masked = np.flatnonzero(is_mask)
     ids[masked] = mask_token
 
-    is_held = positions < rows.scheduled[owner]
+    is_held = positions < rows.num_computed_tokens[owner]
     held = np.flatnonzero(is_held)
     fresh = np.flatnonzero(~is_held & ~is_mask)
     drafts = np.repeat(last - (np.cumsum(rows.k) - rows.k), rows.k) + np.arange(rows.k.sum())
@@ -92,12 +92,14 @@ def lay_out(
         slots=tables[index, positions // block_size].astype(np.int64) * block_size
         + positions % block_size,
         queries=queries,
-        context=(rows.start + lengths - rows.first).astype(np.int32),
+        context=(rows.start + lengths - rows.context_start).astype(np.int32),
         masked=masked,
         held=held,
         held_from=stored(rows.slot[owner[held]], positions[held], window),
         fresh=fresh,
-        fresh_from=(starts[index[fresh]] + positions[fresh] - rows.scheduled[owner[fresh]]),
+        fresh_from=query_start_loc[index[fresh]]
+        + positions[fresh]
+        - rows.num_computed_tokens[owner[fresh]],
         drafts=drafts,
     )
 
@@ -111,9 +113,9 @@ def following(rows: Rows, which: Ints, depth: int) -> Rows:
     return Rows(
         index=rows.index[which],
         slot=rows.slot[which],
-        first=rows.first[which],
+        context_start=rows.context_start[which],
         start=end - 1,
-        scheduled=end - 1,
+        num_computed_tokens=end - 1,
         end=end,
         k=np.ones_like(end),
         newest=np.zeros_like(end),

@@ -27,11 +27,11 @@ class ParallelDrafter(Drafter):
         self,
         rows: Rows,
         tables: npt.NDArray[np.int32],
-        starts: npt.NDArray[np.int32],
+        query_start_loc: npt.NDArray[np.int32],
         states: Sequence[torch.Tensor],
         common: Any,
     ) -> list[list[int]]:
-        layout = self._lay_out(rows, tables, starts)
+        layout = self._lay_out(rows, tables, query_start_loc)
         self._enter(layout, states)
         if layout.masked.size:
             masked = self._device(layout.masked)
@@ -40,23 +40,23 @@ class ParallelDrafter(Drafter):
         hidden, _ = self._pass(layout, rows, common)
         if not len(hidden):
             return [[] for _ in rows.k]
-        begins = np.cumsum(rows.k) - rows.k
+        first_draft = np.cumsum(rows.k) - rows.k
         owners = np.repeat(np.arange(len(rows.k)), rows.k)
-        offsets = np.arange(len(owners)) - begins[owners]
+        offsets = np.arange(len(owners)) - first_draft[owners]
         if self.selector is None or rows.k.max() < 2:
             tokens = self._tokens(hidden, rows.index[owners], offsets).tolist()
         else:
-            tokens = self._walk(self.selector, hidden, rows, begins).tolist()
+            tokens = self._walk(self.selector, hidden, rows, first_draft).tolist()
         return [
             tokens[first : first + count]
-            for first, count in zip(begins.tolist(), rows.k.tolist(), strict=True)
+            for first, count in zip(first_draft.tolist(), rows.k.tolist(), strict=True)
         ]
 
     def _walk(
-        self, selector: ServedSelector, hidden: torch.Tensor, rows: Rows, begins: Ints
+        self, selector: ServedSelector, hidden: torch.Tensor, rows: Rows, first_draft: Ints
     ) -> torch.Tensor:
         """Draft tokens `[drafts]` from hidden states `[drafts, hidden]`, along the path that the
-        selector chooses; `begins` says where those of each of `rows` begin."""
+        selector chooses; `first_draft` says where those of each of `rows` begin."""
         which = np.flatnonzero(rows.k)
         counts = rows.k[which]
         owners = rows.index[which]
@@ -65,7 +65,7 @@ class ParallelDrafter(Drafter):
         uniform = bool((counts == longest).all())
         if not uniform:  # those of shorter drafts are filled up with what nobody reads
             columns = np.minimum(np.arange(longest), counts[:, None] - 1)
-            places = self._device((begins[which, None] + columns).ravel())
+            places = self._device((first_draft[which, None] + columns).ravel())
             hidden, logits = hidden[places], logits[places]
         hidden, logits = (x.view(len(which), longest, -1) for x in (hidden, logits))
         zeros = np.zeros_like(owners)

@@ -28,12 +28,12 @@ class SequentialDrafter(Drafter):
         self,
         rows: Rows,
         tables: npt.NDArray[np.int32],
-        starts: npt.NDArray[np.int32],
+        query_start_loc: npt.NDArray[np.int32],
         states: Sequence[torch.Tensor],
         common: Any,
     ) -> list[list[int]]:
         now = replace(rows, k=np.minimum(rows.k, 1))
-        layout = self._lay_out(now, tables, starts)
+        layout = self._lay_out(now, tables, query_start_loc)
         self._enter(layout, states)
         hidden, carried = self._pass(layout, now, common)
 
@@ -50,7 +50,7 @@ class SequentialDrafter(Drafter):
                 left = self._device(goes_on)
                 ids, carried, which = ids[left], carried[left], which[goes_on]
             now = following(rows, which, depth)
-            layout = self._lay_out(now, tables, starts)
+            layout = self._lay_out(now, tables, query_start_loc)
             count = len(which)
             self.input_ids[:count] = ids
             self.positions[:count] = self._device(layout.positions)

@@ -196,29 +196,29 @@ class DeferringSpeculator(DraftModelSpeculator):
             held = np.full(count, dummy_held, np.int64)
         read = 0 if rejected is None else batch.num_scheduled_tokens
         entered = held + read  # at most, of each request
-        needed = entered + max(0, k - 1)
+        unpadded_lens = entered + max(0, k - 1)
         upper = batch.seq_lens_cpu_upper_bound
         longest = int(upper[:count].max())
         graph = None
         if self._graphs is not None:
             graph = self._graphs.find(k, entered, most - longest)
         if graph is not None:
-            k, widths = drafted(graph), np.full(count, graph.uniform_token_count, np.int64)
+            k, query_lens = drafted(graph), np.full(count, graph.uniform_token_count, np.int64)
         else:
             # No request is empty: some backends take a pass of no more than one token each for
             # decode steps, one of every request (vllm/v1/attention/backends/utils.py,
             # split_decodes_and_prefills). A slot beyond what is needed is masked.
-            widths = np.maximum(needed, 1)
-        total = int(widths.sum())
+            query_lens = np.maximum(unpadded_lens, 1)
+        total = int(query_lens.sum())
         assert total <= self.most_entered  # else slices of the buffers would be too short
         shape = graph or BatchExecutionDescriptor(CUDAGraphMode.NONE, total, count)
 
         queries = np.zeros(count + 1, np.int32)
-        np.cumsum(widths, out=queries[1:])
-        numbers = self._device(np.stack([queries[:-1], widths, held, needed]))
+        np.cumsum(query_lens, out=queries[1:])
+        host_rows = self._device(np.stack([queries[:-1], query_lens, held, unpadded_lens]))
         padded = shape.num_reqs or count
-        self._lay_out(batch, states, rejected, k, numbers, total, padded, dummy_held is None)
-        behind = int((widths - entered).max())
+        self._lay_out(batch, states, rejected, k, host_rows, total, padded, dummy_held is None)
+        behind = int((query_lens - entered).max())
         self.draft_max_seq_len = min(most, longest + behind)
         metadata = None
         if graph is None or not self.supports_decode_metadata_update:
@@ -248,8 +248,7 @@ class DeferringSpeculator(DraftModelSpeculator):
         states: Sequence[torch.Tensor],
         rejected: torch.Tensor | None,
         k: int,
-        # [4, requests]: first token, tokens, hidden states kept, tokens without padding
-        numbers: torch.Tensor,
+        host_rows: torch.Tensor,  # [4, requests], as of `reference.plan`
         total: int,
         padded: int,  # requests, with those that pad a graph
         kept: bool,  # whether keys and values are stored
@@ -257,11 +256,12 @@ class DeferringSpeculator(DraftModelSpeculator):
         """Fill the input buffers of the pass."""
         count, buffers = batch.num_reqs, self.input_buffers
         rows = self._rows[: len(FIELDS) * padded].view(-1, padded)
-        starts, tokens = batch.query_start_loc[: count + 1], self.requests.all_token_ids.gpu
+        query_start_loc = batch.query_start_loc[: count + 1]
+        tokens = self.requests.all_token_ids.gpu
         inputs_triton.plan(
-            numbers,
+            host_rows,
             slots=batch.idx_mapping[:count],
-            starts=starts,
+            query_start_loc=query_start_loc,
             positions=batch.positions,
             rejected=rejected,
             tokens=tokens,
@@ -278,7 +278,7 @@ class DeferringSpeculator(DraftModelSpeculator):
             rows,
             tokens=tokens,
             tables=self.block_tables.input_block_tables[self.group],
-            starts=starts,
+            query_start_loc=query_start_loc,
             states=states,
             store=self._store,
             block_size=self.block_tables.block_sizes[self.group],

@@ -28,21 +28,21 @@ def states(rows: int, width: int, seed: int) -> torch.Tensor:
 
 def requests(rows: Rows) -> tuple[reference.Requests, int]:
     """The requests of a layout, and the tokens of its pass."""
-    names = ("index", "slot", "start", "scheduled", "end", "newest")
+    names = ("index", "slot", "start", "num_computed_tokens", "end", "newest")
     given = {name: torch.from_numpy(getattr(rows, name)) for name in names}
     lengths = torch.from_numpy(rows.end - rows.start + np.maximum(rows.k - 1, 0))
-    begin, stop = lengths.cumsum(0) - lengths, given["start"] + lengths
-    return reference.Requests(**given, stop=stop, begin=begin), int(lengths.sum())
+    query_start, stop = lengths.cumsum(0) - lengths, given["start"] + lengths
+    return reference.Requests(**given, stop=stop, query_start=query_start), int(lengths.sum())
 
 
 def both(rows: Rows, given: dict[str, Any], taps: int, hidden: int) -> tuple[Any, Any, Any]:
     """Kernel, reference, and layout with what drafter.py gathers by it."""
     layout = lay_out(rows, **given)
     found, count = requests(rows)
-    step = [states(int(given["starts"][-1]), hidden, tap) for tap in range(taps)]
+    step = [states(int(given["query_start_loc"][-1]), hidden, tap) for tap in range(taps)]
     store = -states((int(rows.slot.max()) + 1) * given["window"], taps * hidden, 9) - 1
     arguments = {
-        **{name: torch.from_numpy(given[name]) for name in ("tokens", "tables", "starts")},
+        **{name: torch.from_numpy(given[name]) for name in ("tokens", "tables", "query_start_loc")},
         **{name: given[name] for name in ("block_size", "window", "mask_token")},
     }
     by_slot = torch.zeros((int(rows.slot.max()) + 1, given["tokens"].shape[1]), dtype=torch.int32)
@@ -105,7 +105,7 @@ def test_a_wide_state_is_copied_whole() -> None:
         given = {
             "tokens": np.arange(count * 16, dtype=np.int32).reshape(count, 16),
             "tables": np.arange(count * 4, dtype=np.int32).reshape(count, 4),
-            "starts": np.arange(count + 1, dtype=np.int32) * 2,
+            "query_start_loc": np.arange(count + 1, dtype=np.int32) * 2,
             "block_size": 4, "window": 4, "mask_token": 3,
         }  # fmt: skip
         for one, other in zip(*both(rows, given, 3, inputs_triton.COLUMNS + 7)[:2], strict=True):
@@ -117,8 +117,8 @@ def test_positions_that_are_not_kept() -> None:
     one whose last tokens have none."""
     longest, taps, hidden, window = 12, 2, 5, 4
     fields = {
-        "index": [0, 1, 2], "slot": [5, 0, 3], "start": [2, 4, 8], "scheduled": [4, 4, 9],
-        "end": [6, 7, 11], "stop": [8, 0, 12], "newest": [70, 71, 72], "begin": [0, 7, 12],
+        "index": [0, 1, 2], "slot": [5, 0, 3], "start": [2, 4, 8], "num_computed_tokens": [4, 4, 9],
+        "end": [6, 7, 11], "stop": [8, 0, 12], "newest": [70, 71, 72], "query_start": [0, 7, 12],
     }  # fmt: skip
     count = 18  # 7, 5 and 6 tokens: of 4, 3 and 3 entered ones the others are masked
     found = reference.Requests(**{name: torch.tensor(fields[name]) for name in fields})
@@ -126,7 +126,7 @@ def test_positions_that_are_not_kept() -> None:
     given: dict[str, Any] = {
         "tokens": torch.arange(6 * longest, dtype=torch.int32).view(6, longest),
         "tables": torch.arange(3 * 3, dtype=torch.int32).view(3, 3) + 1,
-        "starts": torch.tensor([0, 2, 5, 9], dtype=torch.int32),
+        "query_start_loc": torch.tensor([0, 2, 5, 9], dtype=torch.int32),
         "states": step, "store": -states(6 * window, taps * hidden, 9) - 1,
         "block_size": 4, "window": window, "mask_token": 3,
     }  # fmt: skip
@@ -165,29 +165,31 @@ def test_a_pass_is_planned_from_what_the_device_knows(data: st.DataObject) -> No
 
     read, held = each(1, 6), each(0, 4)
     rejected = np.minimum(each(0, 5), read - 1)
-    scheduled = each(4, longest - 2)
-    needed = held + read * fresh + max(0, k - 1)
-    widths = needed + each(0, 3)
-    starts = np.concatenate([[0], np.cumsum(read)])
-    positions = np.concatenate([s + np.arange(n) for s, n in zip(scheduled, read, strict=True)])
+    computed = each(4, longest - 2)
+    unpadded_lens = held + read * fresh + max(0, k - 1)
+    query_lens = unpadded_lens + each(0, 3)
+    query_start_loc = np.concatenate([[0], np.cumsum(read)])
+    positions = np.concatenate([s + np.arange(n) for s, n in zip(computed, read, strict=True)])
     slots = torch.tensor(draw(st.permutations(range(7)))[:count])
     given: dict[str, Any] = {
         "slots": slots.int() if draw(st.booleans()) else slots,
-        "starts": torch.from_numpy(starts).int(),
+        "query_start_loc": torch.from_numpy(query_start_loc).int(),
         "positions": torch.from_numpy(positions),
         "rejected": torch.from_numpy(rejected).int() if fresh else None,
         "tokens": torch.arange(7 * longest, dtype=torch.int32).view(7, longest),
-        "total": int(widths.sum()),
+        "total": int(query_lens.sum()),
         "max_model_len": most,
         "kept": kept,
     }
-    numbers = torch.from_numpy(np.stack([np.cumsum(widths) - widths, widths, held, needed]))
-    found, *expected = reference.plan(numbers, k=k, padded=padded, **given)
-    assert expected[0][-1] == widths.sum() and found.stop.max() <= most
+    host_rows = torch.from_numpy(
+        np.stack([np.cumsum(query_lens) - query_lens, query_lens, held, unpadded_lens])
+    )
+    found, *expected = reference.plan(host_rows, k=k, padded=padded, **given)
+    assert expected[0][-1] == query_lens.sum() and found.stop.max() <= most
     expected.insert(0, inputs_triton.pack(found))
     out = [torch.full_like(x, -7, device=DEVICE) for x in expected]
     moved = {n: x.to(DEVICE) if isinstance(x, torch.Tensor) else x for n, x in given.items()}
     names = ("rows", "queries", "lengths", "drafts")
-    inputs_triton.plan(numbers.to(DEVICE), **dict(zip(names, out, strict=True)), **moved)
+    inputs_triton.plan(host_rows.to(DEVICE), **dict(zip(names, out, strict=True)), **moved)
     for name, one, other in zip(names, out, expected, strict=True):
         assert one.dtype == other.dtype and torch.equal(one.cpu(), other), name

@@ -19,10 +19,10 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from drafters.ops import inputs_triton, selector_triton
-INTEGERS = {"rows": "*i64", "tokens": "*i32", "tables": "*i32", "starts": "*i32", "ids": "*i32",
-            "positions": "*i64", "slots": "*i64"}
-PLANNED = {**dict.fromkeys(("numbers", "slots", "positions", "rows", "drafts"), "*i64"),
-           **dict.fromkeys(("starts", "rejected", "tokens", "queries", "lengths"), "*i32")}
+INTEGERS = {"rows": "*i64", "tokens": "*i32", "tables": "*i32", "query_start_loc": "*i32",
+            "ids": "*i32", "positions": "*i64", "slots": "*i64"}
+PLANNED = {**dict.fromkeys(("host_rows", "slots", "positions", "rows", "drafts"), "*i64"),
+           **dict.fromkeys(("query_start_loc", "rejected", "tokens", "queries", "lengths"), "*i32")}
 def built(kernel, pointers, **constants):
     names = [name for name in kernel.arg_names if name not in constants]
     source = ASTSource(kernel, {name: pointers.get(name, "i32") for name in names}, constants)
@@ -86,7 +86,7 @@ def test_another_k_compiles_no_kernel_anew(monkeypatch: pytest.MonkeyPatch) -> N
     for requests, k in ((1, 0), (1, 1), (2, 5), (7, 32)):
         inputs_triton.plan(
             torch.zeros(4, requests, dtype=torch.int64), slots=torch.zeros(requests),
-            starts=torch.zeros(requests + 1, **integers), positions=torch.zeros(9).long(),
+            query_start_loc=torch.zeros(requests + 1, **integers), positions=torch.zeros(9).long(),
             rejected=torch.zeros(requests, **integers), tokens=torch.zeros(8, 40, **integers),
             total=9, max_model_len=40, kept=True,
             rows=torch.zeros(len(inputs_triton.FIELDS), requests, dtype=torch.int64),

@@ -78,7 +78,7 @@ def watch(kind: type, steps: list[Step]) -> None:
         first = [0] * len(sampled)
         if kind is V1DraftingRunner:
             contexts = self.own_drafter.contexts
-            first = contexts.first[contexts.slots(self.input_batch.req_ids)].tolist()
+            first = contexts.context_start[contexts.slots(self.input_batch.req_ids)].tolist()
         for row, request in enumerate(self.input_batch.req_ids):
             text = texts.setdefault(request, list(self.requests[request].prompt_token_ids))
             if self.discard_request_mask.np[row]:

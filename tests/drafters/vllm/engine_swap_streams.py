@@ -28,7 +28,7 @@ def swap(engine: LLM, folder: str, *, hole: bool) -> list[dict[str, Any]]:
     if hole:
         executor = core_of(engine).model_executor
         contexts = executor.driver_worker.worker.model_runner.own_drafter.contexts
-        contexts.first[:] = -(-contexts.seen // contexts.block_size) * contexts.block_size
+        contexts.context_start[:] = -(-contexts.seen // contexts.block_size) * contexts.block_size
         contexts.whole[:] = False
     return answers
 

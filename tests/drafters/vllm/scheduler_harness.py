@@ -78,7 +78,7 @@ class Model:
         for row, index in enumerate(rows.index.tolist()):
             name = harness.batch.req_ids[index]
             tokens, owned = harness.known[name], harness.blocks[name]
-            first, end, k = int(rows.first[row]), int(rows.end[row]), int(rows.k[row])
+            first, end, k = int(rows.context_start[row]), int(rows.end[row]), int(rows.k[row])
             last = first + lengths[row] - 1
             drafted, text_end = self.drafter.drafted[index], self.drafter.text_ends[index]
             limit = self.drafter.context_tokens
@@ -104,8 +104,8 @@ class Model:
                     continue
                 assert found == expected, f"{name} attends to {found}, not {expected}"
         harness.seen["passes"] += 1
-        harness.seen["anew"] += int((rows.first > 0).sum())
-        harness.seen["held"] += int((rows.scheduled > rows.start).sum())
+        harness.seen["anew"] += int((rows.context_start > 0).sum())
+        harness.seen["held"] += int((rows.num_computed_tokens > rows.start).sum())
         return hidden_states, hidden_states - CARRIED
 
 

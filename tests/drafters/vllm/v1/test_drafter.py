@@ -87,11 +87,12 @@ def test_a_back_off_is_caught_up_with(config: VllmConfig) -> None:
         for _ in range(pause):
             harness.step(0)
         harness.step(K_MAX)
-        first = int(harness.drafter.entered.first[0])
+        first = int(harness.drafter.entered.context_start[0])
         assert (first > 0) == lost and first % size == 0
         entered = harness.drafter.entered
         assert int(entered.start[0]) == max(first, 8)
-        assert harness.drafter.missed_tokens_read == int(entered.scheduled[0]) - max(first, 8) > 0
+        missed = int(entered.num_computed_tokens[0]) - max(first, 8)
+        assert harness.drafter.missed_tokens_read == missed > 0
         harness.step(0)
         assert harness.drafter.missed_tokens_read == 0
 

@@ -43,7 +43,8 @@ def test_a_context_starts_behind_the_last_hole(
     contexts.whole[[3, 4]] = whole
     contexts.add("b", 8, [3, 4, 6], 5)
     slot = contexts.slots(["b"])
-    assert contexts.start(slot, contexts.seen[slot]) == [8] and contexts.first[slot] == [first]
+    assert contexts.start(slot, contexts.seen[slot]) == [8]
+    assert contexts.context_start[slot] == [first]
 
 
 def test_a_hit_inside_a_block_starts_behind_it(contexts: DrafterKVState) -> None:
@@ -81,7 +82,8 @@ def test_what_the_store_lost_starts_the_context_anew(
     slot = contexts.slots(["a"])
     contexts.enter(slot, one(8), np.array([[3, 4]], np.int32))
     contexts.skip(slot, one(seen))
-    assert contexts.start(slot, contexts.seen[slot]) == [start] and contexts.first[slot] == [first]
+    assert contexts.start(slot, contexts.seen[slot]) == [start]
+    assert contexts.context_start[slot] == [first]
 
 
 def test_a_lost_part_leaves_its_blocks_unmarked(contexts: DrafterKVState) -> None:
@@ -104,7 +106,7 @@ def test_a_window_smaller_than_a_block_waits_for_the_next() -> None:
     small.skip(slot, one(3))
     assert small.start(slot, small.seen[slot]) == [4]
     small.skip(slot, one(5))
-    assert small.start(slot, small.seen[slot]) == [4] and small.first[slot] == [4]
+    assert small.start(slot, small.seen[slot]) == [4] and small.context_start[slot] == [4]
 
 
 def test_a_request_that_comes_back_begins_again(contexts: DrafterKVState) -> None:
@@ -137,7 +139,7 @@ def test_a_context_that_is_too_long_is_cut_at_a_block(end: int, first: int) -> N
     slot = short.slots(["a"])
     short.enter(slot, one(8), np.array([[1, 2, 3, 4]], np.int32))
     assert short.start(slot, one(end)) == [8]
-    assert short.first[slot] == [first] and first % SIZE == 0
+    assert short.context_start[slot] == [first] and first % SIZE == 0
 
 
 def test_a_long_prompt_is_entered_from_where_the_context_reaches() -> None:

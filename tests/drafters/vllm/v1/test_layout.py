@@ -43,7 +43,7 @@ def passes(draw: st.DrawFn) -> tuple[Rows, dict[str, Any]]:
     return rows, {
         "tokens": tokens.astype(np.int32),
         "tables": tables.reshape(batch, blocks).astype(np.int32),
-        "starts": np.cumsum([0, *read]).astype(np.int32),
+        "query_start_loc": np.cumsum([0, *read]).astype(np.int32),
         "block_size": size,
         "window": window,
         "mask_token": MASK,
@@ -73,19 +73,21 @@ def by_token(rows: Rows, given: dict[str, Any]) -> dict[str, list[int]]:
                 found["ids"].append(
                     rows.newest[row] if newest else given["tokens"][index][position + 1]
                 )
-                if position < rows.scheduled[row]:
+                if position < rows.num_computed_tokens[row]:
                     found["held"].append(token)
                     window = given["window"]
                     found["held_from"].append(rows.slot[row] * window + position % window)
                 else:
                     found["fresh"].append(token)
                     found["fresh_from"].append(
-                        given["starts"][index] + position - rows.scheduled[row]
+                        given["query_start_loc"][index] + position - rows.num_computed_tokens[row]
                     )
             if k and position >= end - 1:
                 found["drafts"].append(token)
         found["queries"].append(len(found["ids"]))
-        found["context"].append(len(found["ids"]) - found["queries"][-2] + start - rows.first[row])
+        found["context"].append(
+            len(found["ids"]) - found["queries"][-2] + start - rows.context_start[row]
+        )
     return found
 
 

@@ -102,15 +102,15 @@ def test_each_request_gets_the_path_that_it_gets_alone(
     sampling = None if greedy else sampling_of()
     zeros = np.zeros_like(k)
     layout = Rows(rows, zeros, zeros, zeros, zeros, zeros, k, zeros)
-    begins = np.cumsum(k) - k
+    first_draft = np.cumsum(k) - k
     drafter = drafter_of(head, sampling)
-    found = ParallelDrafter._walk(drafter, served(head), states, layout, begins).tolist()
+    found = ParallelDrafter._walk(drafter, served(head), states, layout, first_draft).tolist()
     expected: list[int] = []
-    for row, begin, count in zip(rows.tolist(), begins, lengths, strict=True):
+    for row, begin, count in zip(rows.tolist(), first_draft, lengths, strict=True):
         expected += one_by_one(head, states[begin : begin + count], row, sampling)
     assert found == expected
     plain = head.to_target(head.logits(states).argmax(-1)).tolist()
     assert found != plain
     if greedy:
-        first = [begin for begin, count in zip(begins, lengths, strict=True) if count]
+        first = [begin for begin, count in zip(first_draft, lengths, strict=True) if count]
         assert [found[i] for i in first] == [plain[i] for i in first]

@@ -40,7 +40,7 @@ def test_no_request_of_a_catch_up_is_empty(monkeypatch: pytest.MonkeyPatch) -> N
         seq_lens_cpu_upper_bound=torch.full((3,), 70, dtype=torch.int32),
     )
     speculator._catch_up(batch, [])
-    (numbers, total), metadata = passes
-    assert numbers == [[0, 1, 2], [1, 1, 1], [1, 0, 1], [1, 0, 1]] and total == 3
+    (host_rows, total), metadata = passes
+    assert host_rows == [[0, 1, 2], [1, 1, 1], [1, 0, 1], [1, 0, 1]] and total == 3
     assert metadata["query_start_loc_np"].tolist() == [0, 1, 2, 3]
     assert not speculator._held.any()

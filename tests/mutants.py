@@ -125,6 +125,7 @@ FAULTS = {
         [
             ("if candidate.forgone >= plan.read_price * candidate.unread:", "if True:"),
             ("if gained <= price:", "if False:"),
+            ("head_k = k if reads_prompts else 0", "head_k = 0"),
         ],
     ),
     "drafters/control/sources/lookup_gains.py": Faults(

@@ -92,8 +92,8 @@ class Step(NamedTuple):
     """What a finished step took and made."""
 
     load: Load
-    # Draft tokens per request that the head is asked for at the step's end, also where the step
-    # only reads prompts; 0 where the plan of its sources lets the head draft for nobody.
+    # K of the head's pass at the step's end, also where it only reads prompts; 0 where the plan of
+    # the step's sources does without a pass.
     k: int
     seconds: float  # wall time without idling
     tokens: int  # output tokens it made

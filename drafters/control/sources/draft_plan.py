@@ -73,14 +73,9 @@ class Candidate:
 class SourceChoice(NamedTuple):
     """The sources of a step's drafts."""
 
-    k: int  # draft tokens of the head
+    k: int  # K of the head's pass, also of one that only reads prompts; 0 if there is none
     head: tuple[bool, ...]  # of each candidate, whether the head drafts for it
     lookups: tuple[int, ...]  # of each candidate, the draft tokens of its lookup; 0 for none
-
-    @property
-    def runs_head(self) -> bool:
-        """Whether the head has a request to draft for."""
-        return any(self.head)
 
 
 def choose_sources(
@@ -102,12 +97,12 @@ def choose_sources(
         for candidate in candidates
     ]
     beside_lookups = any(lookup.tokens for lookup in lookup_by_candidate)
-    head_gain = plan.alone_gain
+    head_k, head_gain = k, plan.alone_gain
     if beside_lookups:
-        k, head_gain = min(k, plan.head_k), plan.head_gain
+        head_k, head_gain = min(k, plan.head_k), plan.head_gain
     head_rows: list[int] = []  # candidates that the head drafts for, if its pass runs
     gained = 0.0
-    if k:
+    if head_k:
         for row, (candidate, lookup) in enumerate(
             zip(candidates, lookup_by_candidate, strict=True)
         ):
@@ -122,6 +117,8 @@ def choose_sources(
         price = plan.pass_price + (len(head_rows) - 1) * plan.further_price
         if gained <= price:
             head_rows = []
+    if not head_rows:
+        head_k = k if reads_prompts else 0
     by_head = [False] * len(candidates)
     for row in head_rows:
         by_head[row] = True
@@ -130,4 +127,4 @@ def choose_sources(
         0 if head else min(lookup.tokens, candidate.limit)
         for head, lookup, candidate in zip(by_head, lookup_by_candidate, candidates, strict=True)
     )
-    return SourceChoice(k, tuple(by_head), lookups)
+    return SourceChoice(head_k, tuple(by_head), lookups)

@@ -250,7 +250,7 @@ class V1DraftingRunner(Base):
         names = self.input_batch.req_ids
         looked_up = tuple(name for name, count in zip(names, choice.lookups, strict=True) if count)
         self._sources = WorkerStepOutput(
-            head_k=choice.k if choice.runs_head else 0,
+            head_k=choice.k,
             looked_up=looked_up,
             matches=self.lookup.matches,
         )
@@ -277,11 +277,7 @@ class V1DraftingRunner(Base):
         verified = [len(drafted.get(name, ())) for name in names]
         reading = scheduled > np.array(verified) + 1  # prompts
         choice = choose_sources(plan, k, candidates, reads_prompts=bool(reading.any()))
-        if choice.runs_head or reading.any():
-            passed_k = choice.k if choice.runs_head else k
-            drafts = drafter.draft(passed_k, *step, wanting=np.array(choice.head), reading=reading)
-        else:
-            drafts = drafter.draft(0, *step)
+        drafts = drafter.draft(choice.k, *step, wanting=np.array(choice.head), reading=reading)
         return self._take_lookups(choice, drafts)
 
 

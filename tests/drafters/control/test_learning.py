@@ -125,6 +125,16 @@ def test_what_a_step_would_have_taken_without_drafts() -> None:
     assert Learning(calibrated=False).learner.plain_seconds(drafted) == 0.013
 
 
+def test_what_the_head_reads_of_prompts_is_no_part_of_a_plain_step() -> None:
+    """No running request may have drafts, and the head reads the prompts of others. Catches: its
+    reading taken for decoding, if such a step counts as one at K = 0."""
+    learning, head_s = Learning(), 5e-5  # for the head to read a token
+    load = Load(2, prefill_tokens=200, requests_by_draft_limit=(0,) * K_MAX)
+    draft_s, read_s = 200 * head_s, 200 * (PROMPT_S + head_s)
+    learning.see(Step(load, K_MAX, PLAIN_S + read_s, 2, (), (), draft_seconds=draft_s))
+    assert learning.seconds(0) == pytest.approx(PLAIN_S, rel=0.1)
+
+
 def test_costs_grow_older_by_steps_that_teach_none() -> None:
     """Catches: K = 0 that stays certain for ever where every step has a lookup."""
     learning = Learning()

@@ -100,7 +100,7 @@ class Simulation:
                 (HEAD, k) if by_head else (LOOKUP, lookup)
                 for by_head, lookup in zip(choice.head, choice.lookups, strict=True)
             ]
-            ran = choice.runs_head
+            ran = k > 0
             draft_s = self.hardware.draft(sum(choice.head), k, read) if ran else 0.0
             exact = draft_s + self.hardware.target(count, count + drafts, context)
             verify = sum(drafted > 0 for _, drafted in pending)
@@ -116,7 +116,7 @@ class Simulation:
             self.controller.observe(
                 Step(
                     Load(count, context_tokens=context, draft_tokens=drafts),
-                    k if ran else 0, seconds, made,
+                    k, seconds, made,
                     head[0][:K_MAX], head[1][:K_MAX], draft_seconds=draft_s,
                     others=(SourceCounts(LOOKUP, *lookup),) if sum(lookup[0]) else (),
                     looked_up=sum(map(bool, choice.lookups)), matches=tuple(matches),

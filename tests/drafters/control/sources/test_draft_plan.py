@@ -55,31 +55,41 @@ def test_a_pass_that_gains_less_than_its_price_is_skipped() -> None:
     none, and what the lookups leave of the head's gain does not pay for it either."""
     worth = {5: Worth(4, 0.7), 16: Worth(10, 6.0)}
     copies, none = [Candidate(10, match=16), Candidate(10, match=5)], Candidate(10)
-    assert choose_sources(plan(worth), K, copies).runs_head is False
+    assert choose_sources(plan(worth), K, copies).k == 0
     assert choose_sources(plan(worth), K, [*copies, none]).head == (False, True, True)
     dear = choose_sources(plan(worth, pass_price=1.0), K, [*copies, Candidate(10)])
-    assert dear == (K, (False,) * 3, (10, 4, 0))
+    assert dear == (0, (False,) * 3, (10, 4, 0))
 
 
 def test_beside_lookups_the_head_drafts_as_many_as_pay_there() -> None:
     worth = {16: Worth(10, 6.0)}
     both = [Candidate(10, match=16), Candidate(10)]
     assert choose_sources(plan(worth, head_k=1), K, both).k == 1
-    assert not choose_sources(plan(worth, head_k=0, head_gain=0.0), K, both).runs_head
+    assert choose_sources(plan(worth, head_k=0, head_gain=0.0), K, both).k == 0
 
 
 def test_a_request_that_may_have_no_drafts_has_none() -> None:
     worth = {16: Worth(10, 6.0)}
     found = choose_sources(plan(worth), K, [Candidate(0, match=16), Candidate(0)])
-    assert found == (K, (False, False), (0, 0))
+    assert found == (0, (False, False), (0, 0))
 
 
 def test_prompts_are_read_and_then_the_head_drafts_too() -> None:
     worth = {16: Worth(10, 6.0)}
     candidates = [Candidate(10, match=16), Candidate(10)]
-    assert not choose_sources(plan(worth, pass_price=5.0), K, candidates).runs_head
+    assert choose_sources(plan(worth, pass_price=5.0), K, candidates).k == 0
     found = choose_sources(plan(worth, pass_price=5.0), K, candidates, reads_prompts=True)
     assert found.head == (False, True)
+
+
+@pytest.mark.parametrize("values", [{}, {"head_k": 0, "head_gain": 0.0}])
+def test_a_pass_that_only_reads_prompts_has_the_k_that_was_chosen(values: dict[str, Any]) -> None:
+    """The fault: such a step counted as one at K = 0, and the head's reading as a part of what
+    steps take without it."""
+    candidates = [Candidate(10, match=16), Candidate(0)]
+    chosen = plan({16: Worth(10, 6.0)}, **values)
+    assert choose_sources(chosen, K, candidates, reads_prompts=True) == (K, (False,) * 2, (10, 0))
+    assert choose_sources(chosen, 0, candidates, reads_prompts=True).k == 0
 
 
 def test_the_head_catches_up_once_it_would_have_gained_what_that_costs() -> None:

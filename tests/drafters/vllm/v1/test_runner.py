@@ -19,6 +19,7 @@ from vllm.v1.sample.logits_processor.builtin import (
 from vllm.v1.sample.sampler import Sampler
 from vllm.v1.sample.thinking_budget_state import ThinkingBudgetStateHolder
 
+from drafters.control.sources.draft_plan import MATCH_CLASSES, Candidate, DraftPlan, Worth
 from drafters.vllm.scheduling.step_output import WorkerStepOutput
 from drafters.vllm.v1 import runner
 from drafters.vllm.worker import holds_here
@@ -77,6 +78,29 @@ def test_the_scheduler_is_told_what_the_head_read_of_earlier_steps() -> None:
     nothing = (None,) * 8
     assert made.propose_draft_token_ids(scheduled, *nothing) == [[5]]
     assert made._sources.missed_tokens_read == 7
+
+
+@pytest.mark.parametrize(("prompt", "k"), [(40, 3), (1, 0)])
+def test_a_pass_that_only_reads_prompts_counts_with_its_k(prompt: int, k: int) -> None:
+    """All drafts are looked up, and one request reads `prompt` tokens. The fault: the step counted
+    as one at K = 0, from which the scheduler learns what steps take without the head."""
+    made: Any = object.__new__(runner.V1DraftingRunner)
+    passes: list[Any] = []
+    made.own_drafter = SimpleNamespace(
+        contexts=SimpleNamespace(slots=lambda names: None), unread=lambda slots: None,
+        draft=lambda *given, **which: passes.append((given[0], which["reading"].tolist())),
+    )  # fmt: skip
+    made.lookup = SimpleNamespace(
+        candidates=lambda *_: [Candidate(10, match=16), Candidate(0)], matches=(),
+        draft=lambda name, count: [7] * count,
+    )  # fmt: skip
+    made.input_batch = SimpleNamespace(req_ids=["copies", "reads"])
+    plan = DraftPlan((Worth(4, 3.0),) * len(MATCH_CLASSES), head_k=3, head_gain=0.5)
+    common = SimpleNamespace(query_start_loc_cpu=torch.tensor([0, 3, 3 + prompt]))
+    step = ({"copies": [5, 6]}, torch.zeros(2, 1), None, common, None)
+    assert made._draft_by_plan(plan, 3, step) == [[7] * 4, []]
+    assert passes == [(k, [False, prompt > 1])]
+    assert (made._sources.head_k, made._sources.looked_up) == (k, ("copies",))
 
 
 def test_a_thinking_budget_ends_its_own_request_in_a_step_without_drafts() -> None:

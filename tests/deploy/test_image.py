@@ -17,12 +17,13 @@ import pytest
 import yaml
 
 from app.commands import sagemaker
-from app.settings import ENV_PREFIX, ServerSettings, section_of
-from app.settings.learning import LearningSettings
+from app.engine.configuration.runner import V2
+from app.settings import ENV_PREFIX, ServerSettings, read_preset, section_of
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DOCKERFILE = (REPOSITORY / "Dockerfile").read_text("utf-8")
 COMPOSE_FILES = [REPOSITORY / "docker-compose.yml", REPOSITORY / "deploy" / "compose.gpu.yml"]
+GATEWAY = yaml.safe_load(COMPOSE_FILES[0].read_text("utf-8"))["services"]["gateway"]
 SETTINGS = {f"{ENV_PREFIX}{name}".upper() for name in section_of()} | {"AERIE_PRESET"}
 EXAMPLE = (REPOSITORY / ".env.example").read_text("utf-8")
 HEALTHCHECK = REPOSITORY / "deploy" / "healthcheck.py"
@@ -41,23 +42,41 @@ def test_every_setting_that_is_named_exists() -> None:
     assert named <= SETTINGS, named - SETTINGS
 
 
-def test_the_example_offers_what_compose_reads() -> None:
-    """A variable that compose passes on or fills in, and no other, is in .env.example."""
+def gateway_environment() -> dict[str, str | None]:
+    """What compose itself sets in the gateway's container; None is taken from .env or the shell."""
+    pairs = [pair.partition("=") for pair in GATEWAY["environment"]]
+    return {name: value if sign else None for name, sign, value in pairs}
+
+
+def test_the_gateway_gets_all_that_the_env_file_says() -> None:
+    """The fault: a list of settings, and what it lacked was dropped without a word, such as the
+    tool parser of the model that .env.example itself names."""
+    assert GATEWAY["env_file"] == [{"path": ".env", "required": False}]
+    fixed = {name: value for name, value in gateway_environment().items() if value is not None}
+    assert fixed == {"AERIE_HOST": "0.0.0.0", "AERIE_PORT": "8000", "GRAFANA_PASSWORD": ""}
+    assert [port.rpartition(":")[2] for port in GATEWAY["ports"]] == [fixed["AERIE_PORT"]]
+    overlay = yaml.safe_load(COMPOSE_FILES[1].read_text("utf-8"))["services"]["gateway"]
+    assert not overlay.keys() & {"env_file", "environment"}
+
+
+def test_the_example_offers_what_compose_reads_and_what_the_gateway_knows() -> None:
     read = {"COMPOSE_FILE"}
     for file in COMPOSE_FILES:
         read |= set(re.findall(r"\$\{(\w+)", file.read_text("utf-8")))
-    for service in services():
-        if isinstance(service.get("environment"), list):
-            read |= set(service["environment"])
-    offered = set(re.findall(r"^#?([A-Z][A-Z_]+)=", EXAMPLE, re.MULTILINE))
-    assert offered == read
+    passed = gateway_environment()
+    read |= {name for name, value in passed.items() if value is None}
+    offered = set(re.findall(r"^#?([A-Z][A-Z0-9_]+)=", EXAMPLE, re.MULTILINE))
+    assert read <= offered
+    assert offered - read <= SETTINGS | {V2}
+    fixed = {name for name, value in passed.items() if value}
+    assert not fixed & offered
 
 
-def test_compose_passes_on_every_setting_of_learning() -> None:
-    """What `.env` says of who is excluded must not be dropped without a word."""
-    gateway = yaml.safe_load(COMPOSE_FILES[0].read_text("utf-8"))["services"]["gateway"]
-    ours = {f"{ENV_PREFIX}{name}".upper() for name in LearningSettings.model_fields}
-    assert ours <= set(gateway["environment"])
+def test_the_model_of_the_example_is_served_as_by_its_preset() -> None:
+    """Catches: tools of clients that are refused, with settings that were copied from here."""
+    preset, _ = read_preset("qwen3-coder-30b")
+    for name in ("model", "drafter", "tool_call_parser"):
+        assert f"\n#{ENV_PREFIX}{name.upper()}={preset[name]}\n" in EXAMPLE
 
 
 def test_no_log_of_a_container_fills_the_disk() -> None:
@@ -85,8 +104,7 @@ def test_the_image_has_what_serves_and_no_tools() -> None:
 
 
 def test_a_stop_is_longer_than_a_drain() -> None:
-    gateway = yaml.safe_load(COMPOSE_FILES[0].read_text("utf-8"))["services"]["gateway"]
-    assert int(gateway["stop_grace_period"].removesuffix("s")) > ServerSettings().drain_timeout_s
+    assert int(GATEWAY["stop_grace_period"].removesuffix("s")) > ServerSettings().drain_timeout_s
 
 
 def test_the_image_holds_what_it_copies_and_runs() -> None:

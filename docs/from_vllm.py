@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
+from app.admission.controller import EXTRA_SLOTS_SHARE
 from app.commands.vllm_options import CANNOT_WORK, NO_EFFECT, SETTINGS
+from app.engine.configuration.capacity import DRAFTING_SEQUENCES, server_defaults
+from app.settings import of_preset
 
 PAGE = Path(__file__).with_name("from-vllm.md")
 TEXT = """\
@@ -37,6 +41,19 @@ SageMaker's `SM_VLLM_*` variables are the same options ([sagemaker.md](sagemaker
 [api.md](api.md#what-differs-from-the-server-inside-vllm) says what differs in the answers.
 `aerie doctor` takes the same options, and says among other things whether the chat template shows
 tools to the model and whether its calls are read.
+
+## Before the load moves
+
+- **Requests at once.** On a GPU of 70 GiB or more vLLM's own server runs {theirs:,} sequences at
+  once, and any number may wait. Here presets run {preset}, and without a preset a server that
+  drafts runs {drafting} at most: each sequence has K + 1 rows of logits ([gpu.md](gpu.md)). An
+  eighth more are admitted and as many again may wait, an eighth of them once an overload lasts.
+  The others get a 429 with `Retry-After`: with a preset the {refused_client}th client of a burst.
+  For more at once set `--max-num-seqs`, for a longer queue `--max-waiting`.
+- **Prefix cache.** With keys, each tenant has entries of its own. A prompt that several tenants
+  send is read once for each of them, so that hits may be fewer than before. Keys of one tenant
+  share, as does everybody behind one `--api-key`. Tenants that trust each other share with
+  `--share-prefix-cache` ([security.md](security.md#isolation-of-tenants)).
 
 ## Options that work
 
@@ -81,7 +98,14 @@ def page() -> str:
         for name, setting in SETTINGS.items()
         if name != setting and name not in SHOWN
     }
+    sequences = of_preset("qwen3-8b").engine.max_num_seqs
+    assert sequences is not None
+    admitted = math.ceil(sequences * (1 + EXTRA_SLOTS_SHARE))
     return TEXT.format(
+        theirs=server_defaults(80).sequences,
+        preset=sequences,
+        drafting=DRAFTING_SEQUENCES,
+        refused_client=2 * admitted + 1,
         same=_options(same),
         renamed=_rows(renamed),
         no_effect=_rows(NO_EFFECT),

@@ -114,8 +114,9 @@ drafts, what the step took beyond one without drafts is scaled up to one draft t
 vLLM's [V2 runner](glossary.md#v1-and-v2-model-runner), the first choice on a GPU, has no such plan:
 the newest tokens are on the device alone. Beside a head nothing is looked up there, and what a
 grammar forces is not drafted. `GET /v1/speculation` names both in `absent_sources`, and
-`VLLM_USE_V2_MODEL_RUNNER=0` starts an engine that has them. Without a head vLLM's own lookup runs
-on the device. All requests then get the same number of looked-up tokens; on V1 each gets its own.
+`VLLM_USE_V2_MODEL_RUNNER=0` starts an engine that has them, on a GPU
+[at a price](gpu.md#v1-in-place-of-v2). Without a head vLLM's own lookup runs on the device. All
+requests then get the same number of looked-up tokens; on V1 each gets its own.
 
 ## What keeps a choice from being a guess
 

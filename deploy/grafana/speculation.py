@@ -73,7 +73,7 @@ def _now() -> tuple[str, list[Any]]:
         ),
         number(
             "Steps without drafts",
-            "Share of steps with K = 0, without a pass of the head; a lookup may draft in them. "
+            "Share of steps with K = 0, in which the head drafts nothing; a lookup may. "
             "Under heavy load it should be high.",
             Query(
                 f'sum(rate({STEPS}{{{OURS}, k="0"}}[{NOW}])) / ({rate(STEPS, window=NOW)} > 0)',

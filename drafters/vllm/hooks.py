@@ -345,7 +345,7 @@ HOOKS: tuple[Hook, ...] = (
                 "draft_step, draft_logits, spec_step_idx="
             ),
         },
-        "Drafts with EAGLE-3 as vLLM does, but runs no pass at K = 0.",
+        "Drafts with EAGLE-3 as vLLM does, but puts its pass at K = 0 off.",
         PUBLIC,
     ),
     Hook(

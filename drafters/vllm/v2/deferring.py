@@ -1,5 +1,5 @@
-"""What this project's speculators on vLLM's V2 runner share: no pass of the head runs at K = 0, and
-what it missed is entered later."""
+"""What this project's speculators on vLLM's V2 runner share: at K = 0 passes of the head are put
+off, and what it missed is entered later."""
 
 from __future__ import annotations
 

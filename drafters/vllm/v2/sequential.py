@@ -1,4 +1,4 @@
-"""EAGLE-3 in vLLM's V2 model runner: vLLM's own speculator, without its pass at K = 0."""
+"""EAGLE-3 in vLLM's V2 model runner: vLLM's own speculator, whose pass at K = 0 is put off."""
 
 from __future__ import annotations
 

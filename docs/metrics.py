@@ -20,6 +20,8 @@ Made from `app/observability/metrics.py` by `python -m docs.metrics`; a test kee
 `GET /metrics` is Prometheus' text format. What the figures of speculation mean, and how to read
 them, is in [speculation.md](speculation.md); what to watch for abuse in [security.md](security.md);
 ratios, quantiles and alerts in [alerts.md](alerts.md). No label holds what a client sent.
+With `data_parallel_size` counters of speculation are sums over all copies of the engine, and gauges
+(`aerie_k`, `aerie_*_estimate*`) the first copy's.
 Series that only say when another one began (`*_created`) are left out. Those of the process and of
 Python (`process_*`, `python_*`) are as Prometheus' client for Python exports them; alerts use
 `process_start_time_seconds`.

@@ -36,6 +36,7 @@ from app.observability.exposition import EXPOSITION
 from app.request_usage import RequestUsage, current_usage, searches_with_beams, trace_headers
 from app.validation.constraints import relax
 from drafters.config import MAX_K, REPORT_TOKENS
+from drafters.control.report import of_all_copies
 from drafters.vllm.own_drafter import accept_undrafted
 from drafters.vllm.worker_bounds import beyond_worker
 
@@ -171,14 +172,14 @@ class GatewayLLM(AsyncLLM):
         return frozenset(() if self.tokenizer is None else self.tokenizer.all_special_ids)
 
     async def speculation(self, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Run a command of DraftingScheduler.speculation (drafters/vllm/scheduling/scheduler.py).
+        """Run a command of DraftingScheduler.speculation (drafters/vllm/scheduling/scheduler.py) in
+        every engine core; returns the answer of the first, with the sums of all.
 
         Raises ApiError 503 if the engine dies meanwhile.
         """
-        answer: dict[str, Any] = await self._ask(
-            "call_utility_async", "aerie_speculation", command, arguments
+        return of_all_copies(
+            await self._ask("call_utility_all_async", "aerie_speculation", command, arguments)
         )
-        return answer
 
     async def head(self, command: str, folder: str) -> list[dict[str, Any]]:
         """Run a command about the draft head in every engine core (drafters/vllm/patches.py, head);

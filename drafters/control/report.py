@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -14,6 +14,12 @@ from drafters.control.predictions import KPrediction
 # Where a step's time goes. `other`: scheduling, and the way between engine core and worker.
 PHASES = ("target", "draft", "control", "other")
 Row = Mapping[str, float]
+# What adds up over the copies of an engine (data-parallel). Each chooses its own K, from what it
+# has seen itself.
+ADDED_UP = (
+    *("requests", "waiting", "switches", "probes", "probe_seconds", "probe_tokens"),
+    *("busy_seconds", "totals"),
+)
 
 
 class Totals:
@@ -89,3 +95,19 @@ def cost_rows(
         }
         for prediction in predictions
     ]
+
+
+def of_all_copies(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The state of the first copy of an engine, in which the figures of ADDED_UP are sums."""
+    first = states[0]
+    sums = {name: _sum([state[name] for state in states]) for name in ADDED_UP if name in first}
+    return {**first, **sums}
+
+
+def _sum(values: Sequence[Any]) -> Any:
+    """The sum of numbers, or of tables or lists of them of the same shape."""
+    if isinstance(values[0], Mapping):
+        return {name: _sum([value[name] for value in values]) for name in values[0]}
+    if isinstance(values[0], Sequence):
+        return [_sum(column) for column in zip(*values, strict=True)]
+    return sum(values)

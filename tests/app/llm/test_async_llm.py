@@ -118,7 +118,7 @@ class Unanswering:
     def __init__(self, dead: bool) -> None:
         self.dead = dead
 
-    async def call_utility_async(self, *arguments: Any) -> Any:
+    async def call_utility_all_async(self, *arguments: Any) -> Any:
         if self.dead:
             raise EngineDeadError()
         await asyncio.Event().wait()
@@ -140,6 +140,33 @@ def test_a_call_into_a_dying_engine_is_answered(dead: bool) -> None:
         assert (caught.value.status, caught.value.code) == (503, "engine_lost")
 
     asyncio.run(scenario())
+
+
+class Copies:
+    """Engine cores that answer alike, but for what each has counted."""
+
+    def __init__(self, answers: list[dict[str, Any]]) -> None:
+        self.answers = answers
+
+    async def call_utility_all_async(self, *arguments: Any) -> list[dict[str, Any]]:
+        assert arguments[0] == "aerie_speculation"
+        return self.answers
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """Nothing runs."""
+
+
+def test_the_state_of_speculation_is_of_all_copies_of_the_engine() -> None:
+    """The fault: with data parallelism every metric of speculation was the first copy's, which may
+    have had no request."""
+
+    async def state() -> dict[str, Any]:
+        llm = GatewayLLM.__new__(GatewayLLM)
+        llm.engine_core = Copies([{"k": 3, "requests": 0}, {"k": 5, "requests": 7}])
+        llm.output_handler = asyncio.create_task(asyncio.sleep(10))
+        return await llm.speculation("state", {})
+
+    assert asyncio.run(state()) == {"k": 3, "requests": 7}
 
 
 class Asked(GatewayLLM):

@@ -11,7 +11,13 @@ from drafters.control.cost_table import Cell
 from drafters.control.objective import FIXED, OFF, Objective
 from drafters.control.policy import Load, Match, SourceCounts, Span, Step
 from drafters.control.predictions import KPrediction
-from drafters.control.report import Totals, acceptance_rows, cost_rows
+from drafters.control.report import (
+    ADDED_UP,
+    Totals,
+    acceptance_rows,
+    cost_rows,
+    of_all_copies,
+)
 from drafters.control.tuning import Tuning
 
 
@@ -122,3 +128,25 @@ def test_totals_are_by_source_too() -> None:
         "lookup": {"drafted": 5, "accepted": 2},
         "grammar": {"drafted": 0, "accepted": 0},
     }
+
+
+def test_what_copies_count_adds_up_and_what_they_believe_does_not() -> None:
+    """Catches: a counter of some copies alone, and an estimate or a K that is added up."""
+    copies = [Controller(3), Controller(3)]
+    for policy, times in zip(copies, (1, 3), strict=True):
+        for _ in range(times):
+            load = Load(2, draft_tokens=4)
+            policy.choose(load)
+            policy.observe(Step(load, 2, 0.5, 5, (2, 2), (1, 0), 0.3, 0.1))
+    first, second = (policy.snapshot() | {"requests": 2, "waiting": 1} for policy in copies)
+    state = of_all_copies([first, second])
+    assert state["totals"]["steps"] == [0, 0, 4, 0]
+    assert state["totals"]["sources"]["head"] == {"drafted": 16, "accepted": 4}
+    assert state["totals"]["phases"]["target"] == pytest.approx(4 * 0.3)
+    assert (state["requests"], state["waiting"]) == (4, 2)
+    assert state["probes"].keys() == first["probes"].keys()
+    believed = first.keys() - set(ADDED_UP)
+    assert {name: state[name] for name in believed} == {name: first[name] for name in believed}
+    assert of_all_copies([first]) == first
+    steps = {"steps": [{"seconds": 0.1}]}
+    assert of_all_copies([steps, {"steps": []}]) == steps, "the newest steps are one copy's"

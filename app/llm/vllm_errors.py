@@ -185,7 +185,8 @@ def _client_error(
     message = _with_names_sent(message, payload, names)
     candidates = (param, prompt if param in _PROMPTS else names.get(param or ""))
     # vLLM names the field only sometimes; its message nearly always does.
-    param = next((name for name in candidates if _is_sent(name, payload)), None)
+    told = (name for name in candidates if name == prompt or _is_sent(name, payload))
+    param = next(told, None)
     return ApiError(status, message, param=param or _named_field(message, payload, prompt))
 
 

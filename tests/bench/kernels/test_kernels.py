@@ -20,7 +20,7 @@ from bench.kernels.inputs import CONTEXT, MASK, fused
 given = {
     "tokens": np.arange(2 * 4096, dtype=np.int32).reshape(2, 4096),
     "tables": np.arange(2 * 14, dtype=np.int32).reshape(2, 14),
-    "starts": np.array([0, 4, 8], np.int32),
+    "query_start_loc": np.array([0, 4, 8], np.int32),
 }
 states = [torch.arange(8 * 5.0).view(8, 5) + 100 * tap for tap in range(3)]
 ids, positions = torch.zeros(16, dtype=torch.int32), torch.zeros(16, dtype=torch.int64)

@@ -7,6 +7,7 @@ JOB is a file of JSON that says what to do, and RESULT becomes one of what came 
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -18,8 +19,14 @@ os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # parts of an engine are wat
 
 from vllm import LLM, SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
+from vllm.platforms import current_platform
 
 from drafters.model.config import method_of
+
+if current_platform.is_cpu():
+    # Once, where vLLM looks through every name of every module for each engine, a second long.
+    current_platform.register_triton_kernel_overrides()
+    type(current_platform).register_triton_kernel_overrides = staticmethod(lambda: None)
 
 WORKER = "drafters.vllm.worker.DraftingWorker"
 SCHEDULER = "drafters.vllm.scheduling.scheduler.DraftingScheduler"
@@ -84,7 +91,15 @@ def one_by_one(run: Callable[[Any], Any], engines: dict[str, Any]) -> dict[str, 
     return results
 
 
+def freeze_imports() -> None:
+    """Keep what was imported out of garbage collections, for good: an engine's start and end have
+    18 of them, of 0.3 s each, and vLLM's `unfreeze` would bring the imported objects back."""
+    gc.freeze()
+    gc.freeze = gc.unfreeze = lambda: None
+
+
 def main(run: Callable[[dict[str, Any]], Any]) -> None:
     """Write what `run` makes of the job."""
+    freeze_imports()
     job = json.loads(Path(sys.argv[1]).read_text())
     Path(sys.argv[2]).write_text(json.dumps(run(job)))

@@ -1,8 +1,6 @@
 """A gateway as `aerie serve` runs it, but for vLLM: its engine is two processes that are stuck.
 
-    python stand_in_gateway.py PORT STAGE DRAIN_S     STAGE: start, calibration or serving
-
-The engine core prints one JSON line about itself once there is something that could be left behind.
+The engine core sends the test what it is once there is something that could be left behind.
 """
 
 from __future__ import annotations
@@ -19,6 +17,7 @@ import tempfile
 from collections import Counter
 from collections.abc import AsyncGenerator
 from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
@@ -37,6 +36,8 @@ from app.validation.output_limit import OutputLimit
 from drafters.parent_death import children_end_with_this_process
 
 FORK = multiprocessing.get_context("fork")
+TO_TEST: Connection
+STAGE: str  # start, calibration or serving
 
 
 def stuck() -> None:
@@ -53,8 +54,7 @@ def core() -> None:
     Path(tempfile.gettempdir(), "part-of-a-compilation.s").write_text("")
     worker = FORK.Process(target=stuck)
     worker.start()
-    about = {"core": os.getpid(), "worker": worker.pid, "segment": segment.name}
-    print(json.dumps(about), flush=True)
+    TO_TEST.send({"core": os.getpid(), "worker": worker.pid, "segment": segment.name})
     stuck()
 
 
@@ -109,7 +109,7 @@ class StandInOperation:
 
     async def __call__(self, payload: dict[str, Any], size: int = 0) -> Any:
         first = FirstToken(True) if payload["prompt"] == "decode" else FirstToken()
-        print(json.dumps("asked"), flush=True)
+        TO_TEST.send("asked")
         return SimpleNamespace(answer=self.events(first), first=first)
 
     async def events(self, first: FirstToken) -> AsyncGenerator[str, None]:
@@ -135,11 +135,20 @@ class StandInEngine(Engine):
         return StandInOperation(self)
 
 
-if __name__ == "__main__":
-    PORT, STAGE, DRAIN_S = sys.argv[1:]
+def serve(
+    to_test: Connection, temporary: str, stage: str, port: int, drain_s: int, hang_ups: bool
+) -> None:
+    """Be a gateway in this process, which the import of this module has made ready. Without
+    `hang_ups` it is one that ignores SIGHUP from the start, as under `nohup`."""
+    global TO_TEST, STAGE
+    TO_TEST, STAGE = to_test, stage
+    os.setpgid(0, 0)
+    os.environ["TMPDIR"], tempfile.tempdir = temporary, None
+    if not hang_ups:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
     supervisor.prepare, launched_engine.launch = prepare, launch
     run.Engine = StandInEngine  # type: ignore[misc]
-    options = {"port": PORT, "drain_timeout_s": DRAIN_S, "max_restarts": "0"}
+    options = {"port": str(port), "drain_timeout_s": str(drain_s), "max_restarts": "0"}
     try:
         run.serve(load(options, {}, preset="embedded"))
     except AerieError as error:

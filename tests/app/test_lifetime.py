@@ -3,28 +3,29 @@ start finds nothing of them. The engine is a stand-in; tests/e2e/test_lifetime.p
 
 from __future__ import annotations
 
+import contextlib
 import json
+import multiprocessing
 import os
 import signal
 import socket
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
 from app.server.runtime_directory import PREFIX, remove_leftovers
+from tests.app import stand_in_gateway
 from tests.ports import reserved_port
 from tests.waiting import until
 
-REPOSITORY = Path(__file__).parents[2]
-STAND_IN = Path(__file__).with_name("stand_in_gateway.py")
+# One process imports the gateway, and forks for each.
+FORKED = multiprocessing.get_context("forkserver")
+FORKED.set_forkserver_preload([stand_in_gateway.__name__])
 GONE_WITHIN_S = 30.0  # half of the drain that an end may not wait for
 TIMEOUT_S = 30.0
 STAGES = ("start", "calibration", "prefill", "decode", "drain")
@@ -41,32 +42,36 @@ def running(pid: int) -> bool:
 class Gateway:
     """A stand-in gateway that has come to a stage."""
 
-    def __init__(self, temporary: Path, stage: str, drain_s: int = 60) -> None:
+    def __init__(
+        self, temporary: Path, stage: str, drain_s: int = 60, *, hang_ups: bool = True
+    ) -> None:
         self.port = reserved_port()
         behaviour = stage if stage in ("start", "calibration") else "serving"
         self.temporary = temporary
         self.client: socket.socket | None = None
-        self.process = subprocess.Popen(
-            [sys.executable, str(STAND_IN), str(self.port), behaviour, str(drain_s)],
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=REPOSITORY,
-            env={**os.environ, "PYTHONPATH": str(REPOSITORY), "TMPDIR": str(temporary)},
-            process_group=0,
+        self.said, end = FORKED.Pipe(duplex=False)
+        self.process = FORKED.Process(
+            target=stand_in_gateway.serve,
+            args=(end, str(temporary), behaviour, self.port, drain_s, hang_ups),
         )
-        engine = self.line()
-        self.core, self.worker = int(engine["core"]), int(engine["worker"])
+        self.process.start()
+        end.close()
+        assert self.process.pid is not None
+        self.pid = self.process.pid
+        engine = self.said.recv()
+        self.core, self.worker = engine["core"], engine["worker"]
         self.segment = Path("/dev/shm") / engine["segment"]
         until(self.noted, TIMEOUT_S, "the segment is on the list")
         if behaviour == "serving":
             self.ask("prefill" if stage == "prefill" else "decode")
         if stage == "drain":
-            self.process.send_signal(signal.SIGTERM)
+            os.kill(self.pid, signal.SIGTERM)
             until(lambda: not self.listens(), TIMEOUT_S, "the gateway drains")
 
-    def line(self) -> Any:
-        assert self.process.stdout is not None
-        return json.loads(self.process.stdout.readline())
+    def wait(self) -> int | None:
+        """The exit code, None if it does not end."""
+        self.process.join(GONE_WITHIN_S)
+        return self.process.exitcode
 
     def noted(self) -> bool:
         lists = self.temporary.glob(f"{PREFIX}*/files.json")
@@ -85,7 +90,7 @@ class Gateway:
             b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
             + f"content-length: {len(body)}\r\n\r\n{body}".encode()
         )
-        assert self.line() == "asked"
+        assert self.said.recv() == "asked"
         if prompt == "decode":
             seen = b""
             while b"data:" not in seen:
@@ -102,10 +107,12 @@ class Gateway:
     def close(self) -> None:
         if self.client is not None:
             self.client.close()
-        for pid in (self.process.pid, getattr(self, "core", 0), getattr(self, "worker", 0)):
-            if pid and running(pid):
+        self.process.kill()
+        for pid in (self.core, self.worker):
+            if running(pid):
                 os.kill(pid, signal.SIGKILL)
-        self.process.communicate()
+        self.process.join()
+        self.said.close()
 
 
 @pytest.fixture
@@ -125,19 +132,20 @@ def kill_the_engine(gateway: Gateway) -> None:
 
 def kill_everything(gateway: Gateway) -> None:
     """As a container ends for want of memory."""
-    os.killpg(gateway.process.pid, signal.SIGKILL)
+    os.killpg(gateway.pid, signal.SIGKILL)
 
 
 def hang_up(gateway: Gateway) -> None:
     """As a terminal does when it goes: to the whole group."""
-    os.killpg(gateway.process.pid, signal.SIGHUP)
+    os.killpg(gateway.pid, signal.SIGHUP)
 
 
 def terminate_often(gateway: Gateway) -> None:
     """Until it has ended: while it drains, while it clears away, as it ends."""
     deadline = time.monotonic() + GONE_WITHIN_S
-    while gateway.process.poll() is None and time.monotonic() < deadline:
-        gateway.process.send_signal(signal.SIGTERM)
+    while gateway.process.is_alive() and time.monotonic() < deadline:
+        with contextlib.suppress(ProcessLookupError):  # it has ended since
+            os.kill(gateway.pid, signal.SIGTERM)
         time.sleep(0.02)
 
 
@@ -154,7 +162,7 @@ def test_nothing_is_left(temporary: Path, stage: str, end: Callable[[Gateway], N
     gateway = Gateway(temporary, stage, drain_s=1 if drains else 60)
     try:
         end(gateway)
-        code = gateway.process.wait(GONE_WITHIN_S)
+        code = gateway.wait()
         until(lambda: not gateway.engine_runs(), GONE_WITHIN_S, "the engine's processes end")
         killed = end in (kill_the_gateway, kill_everything)
         if killed:
@@ -178,7 +186,7 @@ def test_a_start_leaves_the_files_of_a_running_gateway_alone(temporary: Path) ->
     dead, alive = Gateway(temporary, "decode"), Gateway(temporary, "decode")
     try:
         dead.process.kill()
-        dead.process.wait(GONE_WITHIN_S)
+        dead.wait()
         until(lambda: not dead.engine_runs(), GONE_WITHIN_S, "the engine's processes end")
         (folder,) = (path.parent for path in temporary.glob("*/files.json") if owns(path, alive))
         before = sorted(folder.iterdir())
@@ -200,13 +208,9 @@ def owns(listing: Path, gateway: Gateway) -> bool:
 
 def test_nohup_is_honoured(temporary: Path) -> None:
     """Who starts a gateway to ignore the end of its terminal does not want a drain either."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    gateway = Gateway(temporary, "decode", hang_ups=False)
     try:
-        gateway = Gateway(temporary, "decode")
-    finally:
-        signal.signal(signal.SIGHUP, before)
-    try:
-        gateway.process.send_signal(signal.SIGHUP)
+        os.kill(gateway.pid, signal.SIGHUP)
         time.sleep(0.5)
         assert gateway.ready()
     finally:

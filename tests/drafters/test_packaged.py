@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import json
 import logging
 import os
-import resource
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +22,7 @@ import numpy as np
 import pytest
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from drafters import packaged
+from drafters import gguf_conversion, packaged
 from drafters.gguf_conversion import convert
 from drafters.packaged import MANIFEST, PackagedModel, PackagedModelError, find, resolve
 from tests.waiting import until
@@ -137,6 +138,19 @@ def fast(tiny: PackagedModel, converted: Path, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(packaged, "_run_converter", copy)
     return runs
+
+
+@pytest.fixture
+def here(tiny: PackagedModel, monkeypatch: pytest.MonkeyPatch) -> Callable[..., object]:
+    """What runs the converter in this process, which has imported what takes a child seconds."""
+
+    def run(command: list[str], **options: object) -> object:
+        with redirect_stdout(io.StringIO()) as printed:
+            code = gguf_conversion.main(command[-2:])
+        return subprocess.CompletedProcess(command, code, printed.getvalue(), "")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    return run
 
 
 def cached() -> list[str]:
@@ -305,10 +319,11 @@ def test_a_damaged_source_is_refused_and_the_last_checkpoint_stays(
     assert not (packaged.cache_folder() / other.folder_name).exists()
 
 
+@pytest.mark.usefixtures("here")
 def test_a_file_that_transformers_cannot_read_is_one_line(
-    tiny: PackagedModel, site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: PackagedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The pinned hash of a file that is no GGUF: the child fails, not this process."""
+    """The pinned hash of a file that is no GGUF."""
     broken = tmp_path / "broken_package"
     broken.mkdir()
     (broken / "__init__.py").touch()
@@ -322,20 +337,15 @@ def test_a_file_that_transformers_cannot_read_is_one_line(
     assert cached() == []
 
 
-def test_a_full_disk_in_the_child_leaves_nothing(
-    tiny: PackagedModel, monkeypatch: pytest.MonkeyPatch
+def test_a_full_disk_under_the_weights_leaves_nothing(
+    here: Callable[..., object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Files of this size or more cannot be written: the child's write fails as on a full disk."""
-    run = subprocess.run
+    def on_a_full_disk(command: list[str], **options: object) -> object:
+        Path(command[-1], "model.safetensors").symlink_to("/dev/full")
+        return here(command)
 
-    def limited(*arguments: object, **options: object) -> object:
-        limit = (8192, resource.getrlimit(resource.RLIMIT_FSIZE)[1])
-        # After the fork, before Python runs; it ignores SIGXFSZ, so that write says EFBIG.
-        full = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit)  # noqa: E731
-        return run(*arguments, preexec_fn=full, **options)  # type: ignore[call-overload]
-
-    monkeypatch.setattr(subprocess, "run", limited)
-    with pytest.raises(PackagedModelError, match=r"File too large: free 1 MB there, or name"):
+    monkeypatch.setattr(subprocess, "run", on_a_full_disk)
+    with pytest.raises(PackagedModelError, match=r"No space left on device: free 1 MB there, or"):
         resolve(NAME)
     assert cached() == []
 

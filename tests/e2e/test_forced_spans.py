@@ -15,7 +15,7 @@ from tests.drafters.vllm.scheduling.schemas import other_constraints, random_sch
 
 from .gateway import MODEL, without_drafts
 
-SCHEMAS = [{"json": random_schema(Random(seed))} for seed in range(13)]
+SCHEMAS = [{"json": random_schema(Random(seed))} for seed in range(8)]
 CONSTRAINTS: list[dict[str, Any]] = [*other_constraints(), *SCHEMAS]
 TOKENS = 96
 AT_ONCE = 4

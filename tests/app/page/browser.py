@@ -9,6 +9,12 @@ from contextlib import contextmanager
 from typing import Any
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+POLLS_MS = 1000  # between two of the page's polls (figures.js)
+# Runs before the page's own scripts: it then polls each so many milliseconds.
+OFTEN = """{
+  const later = setTimeout;
+  setTimeout = (what, ms, ...rest) => later(what, ms === %d ? %d : ms, ...rest);
+}"""
 
 
 @contextmanager
@@ -30,8 +36,10 @@ class Page:
     """A tab on a gateway. `problems` are what its console said, and what broke in it; the browser
     itself writes down each refused request, and those in `expected` are meant to be refused."""
 
-    def __init__(self, context: Any, url: str) -> None:
+    def __init__(self, context: Any, url: str, polls_ms: int = POLLS_MS) -> None:
         self.tab = context.new_page()
+        if polls_ms != POLLS_MS:
+            self.tab.add_init_script(OFTEN % (POLLS_MS, polls_ms))
         self.url = url
         self.expected: tuple[int, ...] = ()
         self._said: list[str] = []

@@ -22,7 +22,7 @@ from app.admission.key_file import create
 from app.engine.heads.generations import HeadGenerations
 from tests.waiting import until
 
-from .browser import CHROMIUM, Page, axe_findings, browser
+from .browser import CHROMIUM, POLLS_MS, Page, axe_findings, browser
 from .stand_in import ANSWER, K_MAX, REPEAT, SAY, STEP_S, StandInGateway
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
@@ -31,6 +31,9 @@ COUNTERS = ("vllm:spec_decode_num_draft_tokens_total", "vllm:spec_decode_num_acc
 PHONE = {"width": 360, "height": 740}
 DESK = {"width": 1440, "height": 900}
 WALL = {"width": 3840, "height": 2160}
+SCHEMES = ("light", "dark")
+OFTEN_MS = 200  # between two polls of the page, of which many tests wait for the next one
+A_POLL_MS = OFTEN_MS + 100
 
 
 @pytest.fixture(scope="module")
@@ -48,10 +51,11 @@ def chromium() -> Iterator[Any]:
 @pytest.fixture
 def page(gateway: StandInGateway, chromium: Any, request: pytest.FixtureRequest) -> Iterator[Page]:
     """A tab of a new browser profile, of which nothing may be heard at the end."""
-    options = {"viewport": DESK, **getattr(request, "param", {})}
+    options = {"viewport": DESK, "polls_ms": OFTEN_MS, **getattr(request, "param", {})}
+    polls_ms = options.pop("polls_ms")
     context = chromium.new_context(**options)
     context.set_default_timeout(15_000)
-    tab = Page(context, gateway.url)
+    tab = Page(context, gateway.url, polls_ms)
     yield tab
     context.close()
     assert not tab.problems
@@ -251,6 +255,7 @@ def test_the_race(page: Page) -> None:
         expect(bar).to_have_attribute("width", "100")
 
 
+@pytest.mark.parametrize("page", [{"polls_ms": POLLS_MS}], indirect=True, ids=["as it is"])
 def test_a_race_is_no_other_request_of_the_next_one(page: Page) -> None:
     """Catches: figures of a second ago, when the last race ran, that are taken for others'; and
     listeners that each race leaves on the same text."""
@@ -411,7 +416,7 @@ def test_arrow_keys_change_nothing_before_it_is_applied(
     slider = page.open().tab.get_by_role("slider", name="K")
     slider.press("ArrowLeft")
     slider.press("ArrowLeft")
-    page.tab.wait_for_timeout(1200)
+    page.tab.wait_for_timeout(A_POLL_MS)
     slider.press("ArrowRight")
     expect(slider).to_have_value("4")
     assert not sent
@@ -425,7 +430,7 @@ def test_arrow_keys_change_nothing_before_it_is_applied(
 def test_a_number_can_be_typed_slowly(
     page: Page, gateway: StandInGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The fault: each second the figure in force took the place of what was typed."""
+    """The fault: with each poll the figure in force took the place of what was typed."""
     policy = gateway.engine.policy
     monkeypatch.setattr(policy, "values", {"objective": "latency", "k": K_MAX, "tpot_s": 0.02})
     page.open()
@@ -433,9 +438,9 @@ def test_a_number_can_be_typed_slowly(
     def typed(field: Any, begin: str, end: str) -> Any:
         field.press("Control+A")
         field.press("Delete")
-        page.tab.wait_for_timeout(1200)
+        page.tab.wait_for_timeout(A_POLL_MS)
         field.press_sequentially(begin)
-        page.tab.wait_for_timeout(1200)
+        page.tab.wait_for_timeout(A_POLL_MS)
         field.press_sequentially(end)
         return field
 
@@ -494,7 +499,7 @@ def keyed_page(
     _, secret = create(file, "friends", limits, admin=False, now=datetime.now(UTC))
     with StandInGateway(keys_file=str(file)) as running:
         context = chromium.new_context()
-        page = Page(context, running.url)
+        page = Page(context, running.url, OFTEN_MS)
         page.expected = refusals
         yield page, secret
         assert not page.problems
@@ -681,31 +686,29 @@ def test_a_word_without_end_freezes_nothing(page: Page, gateway: StandInGateway)
     assert page.tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
-VIEWS = [
-    pytest.param({"viewport": size, "color_scheme": scheme}, id=f"{name}-{scheme}")
-    for name, size in (("phone", PHONE), ("desk", DESK), ("wall", WALL))
-    for scheme in ("light", "dark")
-]
-
-
-@pytest.mark.parametrize("page", VIEWS, indirect=True)
+@pytest.mark.parametrize(
+    "page", [{"color_scheme": scheme} for scheme in SCHEMES], indirect=True, ids=SCHEMES
+)
 def test_every_view_fits_and_is_accessible(page: Page) -> None:
     page.open().ask(f"{SAY} Hi, `x` **y**.").answered()
-    for view in ("chat", "race", "live"):
-        page.tab.evaluate(f"location.hash = '{view}'")
-        page.tab.locator(f".{view}").wait_for()
-        assert page.tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
-        assert not axe_findings(page.tab)
-    page.tab.evaluate("location.hash = 'chat'")
-    page.tab.locator(".composer").wait_for()
-    composer = page.tab.locator(".composer").bounding_box()
-    send = page.tab.get_by_role("button", name="Send").bounding_box()
-    assert send["x"] + send["width"] <= composer["x"] + composer["width"]
-    page.tab.get_by_text("Settings").click()
-    assert not axe_findings(page.tab)
-    panel = page.tab.locator(".popover .panel").bounding_box()
-    assert panel and panel["x"] >= 0 and panel["y"] >= 0
-    assert panel["x"] + panel["width"] <= page.tab.viewport_size["width"]
+    for size in (PHONE, DESK, WALL):
+        page.tab.set_viewport_size(size)
+        for view in ("chat", "race", "live"):
+            page.tab.evaluate(f"location.hash = '{view}'")
+            page.tab.locator(f".{view}").wait_for()
+            assert page.tab.evaluate("document.documentElement.scrollWidth <= innerWidth"), size
+            assert not axe_findings(page.tab), size
+        page.tab.evaluate("location.hash = 'chat'")
+        page.tab.locator(".composer").wait_for()
+        composer = page.tab.locator(".composer").bounding_box()
+        send = page.tab.get_by_role("button", name="Send").bounding_box()
+        assert send["x"] + send["width"] <= composer["x"] + composer["width"], size
+        page.tab.get_by_text("Settings").click()
+        assert not axe_findings(page.tab), size
+        panel = page.tab.locator(".popover .panel").bounding_box()
+        assert panel and panel["x"] >= 0 and panel["y"] >= 0, size
+        assert panel["x"] + panel["width"] <= size["width"], size
+        page.tab.keyboard.press("Escape")
 
 
 def test_everything_is_reached_by_keyboard(page: Page) -> None:

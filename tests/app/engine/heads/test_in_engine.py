@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from app.engine.heads import generations
 from app.engine.heads.generations import HeadGenerations
 from app.engine.heads.trial import TrialPlan
 from app.engine.supervisor import Engine
@@ -126,7 +127,8 @@ async def scenario(engine: Engine, heads: HeadGenerations, lineage: Lineage, tmp
 
 # vLLM's client of an engine that was killed leaves its sockets' context to the garbage collector.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_generations_in_a_running_engine(tmp_path: Path) -> None:
+def test_generations_in_a_running_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generations, "POLL_S", 0.1)  # a look a second would lengthen each period
     learning = tmp_path / "learning"
     learning.mkdir(mode=0o700)
     settings = load(

@@ -61,8 +61,11 @@ def draw(batch: int, k: int, words: int, dtype: torch.dtype, device: str) -> dic
         return tokens
 
     read = rows * words * logits.element_size()
+    # vLLM's logits in float32 are written three times: converted, divided by T, and filtered.
+    # Each time, what comes next reads them.
+    in_float32 = 2 * 3 * rows * words * 4
     return {
-        "vllm": Arm(stock, read + 6 * rows * words * 4, on_device=True),
+        "vllm": Arm(stock, read + in_float32, on_device=True),
         "served": Arm(served, read, on_device=True),
         "plain": Arm(unfiltered, read, on_device=True),
     }

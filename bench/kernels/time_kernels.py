@@ -58,6 +58,8 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     if args.device == "cuda" and not torch.cuda.is_available():
         raise RuntimeError("no GPU on this machine")
+    if args.device == "cpu" and args.only == "draw":
+        raise RuntimeError("draw: a CPU has no such kernel, give --device cuda")
     torch.set_num_threads(args.threads)
     told = provenance(["kernels", *argv])
     told |= {"threads": args.threads, "rounds": args.rounds}

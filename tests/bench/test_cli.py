@@ -112,6 +112,7 @@ def test_commands_of_the_docs_are_parsed(
         ["device", "--model-free", "no-such", "--out", "OUT"],
         ["prompts", "--workload", "no-such"],
         ["kernels", "--device", "cuda"],
+        ["kernels", "--only", "draw"],
     ],
     ids=" ".join,
 )
